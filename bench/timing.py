@@ -42,7 +42,6 @@ from bench.report import print_facts
 from harness.http import modern_headers
 from harness.rpc import LEGACY, NOTHING, TASKS, hello, legacy_request, notification, request
 from mcp_tasks import Fallback, Limits, Tasks
-from mcp_tasks.model import TaskRecord
 from mcp_tasks.runtime.launch import new_task_id
 from mcp_tasks.stores import Store
 from mcp_tasks.stores.sqlite import SqliteStore
@@ -68,9 +67,8 @@ class PlantedStore(SqliteStore):
     delay: float = 0.0
     late: frozenset[str] = frozenset()
 
-    async def get_owned(self, task_id: str, owner: str | None) -> TaskRecord | None:
-        """The record, for its owner."""
-        found = await super().get_owned(task_id, owner)
+    async def _read(self, task_id: str, *part: Any, **options: Any) -> Any:
+        found = await super()._read(task_id, *part, **options)
         if self.delay and found is None and task_id in self.late:
             until = time.perf_counter() + self.delay
             while time.perf_counter() < until:

@@ -33,7 +33,7 @@ from harness.processes import ENVIRONMENT, ROOT
 from harness.rpc import MODERN, PATIENCE, Reply, Tasking
 from harness.serving import ServerProcess
 from mcp_tasks.errors import StoreUnavailable
-from mcp_tasks.model.record import Outcome, TaskRecord
+from mcp_tasks.model.record import TaskRecord
 from mcp_tasks.stores import MemoryStore
 from tests.fallback.server import FileJobs, Served
 
@@ -207,13 +207,11 @@ class MoodyStore(MemoryStore):
                 del self._held[verb]
             over.set()
 
-    async def get(self, task_id: str) -> TaskRecord | None:
+    async def _read(self, task_id: str, part: Any = None, **options: Any) -> Any:
         await self._be("get")
-        return await super().get(task_id)
-
-    async def outcome(self, task_id: str) -> Outcome | None:
-        await self._be("outcome")
-        return await super().outcome(task_id)
+        if part == "outcome":
+            await self._be("outcome")
+        return await super()._read(task_id, part, **options)
 
     async def save(self, record: TaskRecord, **options: Any) -> TaskRecord:
         await self._be("save")

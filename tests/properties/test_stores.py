@@ -16,7 +16,7 @@ from mcp_tasks.stores import MemoryStore, Store
 from mcp_tasks.stores.postgres import PostgresStore
 from mcp_tasks.stores.redis import RedisStore
 from mcp_tasks.stores.sqlite import SqliteStore
-from mcp_tasks.testing.store_machine import store_machine
+from tests.contracts.store_machine import store_machine
 
 # Hypothesis may take five minutes to make a failure small, and says what failed only then.
 pytestmark = pytest.mark.timeout(400 * TIMES)

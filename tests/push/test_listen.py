@@ -35,7 +35,6 @@ from harness.waiting import eventually
 from mcp_tasks import Tasks
 from mcp_tasks.client import TasksClient
 from mcp_tasks.errors import StoreUnavailable
-from mcp_tasks.model import TaskRecord
 from mcp_tasks.server.fast_path.requests import Handover
 from mcp_tasks.stores.memory import MemoryStore
 from tests.push.listening import SUBSCRIPTION, TASKS, TOOLS_CHANGED, Stream, as_pushed, listen, listening, timeless
@@ -151,11 +150,11 @@ class MoodyStore(MemoryStore):
     failures = 0
     """Reads that are still to fail."""
 
-    async def get(self, task_id: str) -> TaskRecord | None:
+    async def _read(self, task_id: str, *part: Any, **options: Any) -> Any:
         if self.failures:
             self.failures -= 1
             raise StoreUnavailable("not now")
-        return await super().get(task_id)
+        return await super()._read(task_id, *part, **options)
 
 
 async def test_a_store_that_is_away_for_a_moment_refuses_a_stream_for_now_and_does_not_end_one(desk: Desk) -> None:

@@ -44,7 +44,7 @@ def _add_fields(package: Path) -> None:
 
 def _add_column_to_sqlite(package: Path) -> None:
     _add_script(package / "stores/sqlite", len(sqlite.migrations()), "tasks")
-    _edit(package / "stores/sqlite/operations.py", r"(UPDATE tasks\nSET )(version = )", rf"\1colour = '{COLOUR}', \2")
+    _edit(package / "stores/sqlite/writes.py", r"(UPDATE tasks\nSET )(version = )", rf"\1colour = '{COLOUR}', \2")
 
 
 def _add_column_to_postgres(package: Path) -> None:

@@ -104,9 +104,9 @@ def test_texts_take_no_more_memory_than_is_counted_and_say_the_same_of_their_tim
 class CountingStore(SqliteStore):
     reads = 0
 
-    async def get_owned(self, task_id: str, owner: str | None) -> TaskRecord | None:
+    async def _read(self, task_id: str, *part: Any, **options: Any) -> Any:
         self.reads += 1
-        return await super().get_owned(task_id, owner)
+        return await super()._read(task_id, *part, **options)
 
 
 class Polled:

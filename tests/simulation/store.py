@@ -15,7 +15,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, cast
 
 from mcp_tasks.errors import StoreUnavailable
-from mcp_tasks.model.record import Outcome, TaskRecord, TaskRequest
+from mcp_tasks.model.record import Outcome, TaskRecord
 from mcp_tasks.stores import MemoryStore, Store
 from mcp_tasks.stores.base import Handing, Hint, HintFan
 
@@ -73,18 +73,6 @@ class Strike:
     writes: int = 0
 
 
-class _Server(MemoryStore):
-    """A memory store that reads together, as stores over a network do."""
-
-    async def get_with_request(self, task_id: str) -> tuple[TaskRecord, TaskRequest | None] | None:
-        record = await self.get(task_id)
-        return None if record is None else (record, await self.request(task_id))
-
-    async def get_with_outcome(self, task_id: str, owner: str | None) -> tuple[TaskRecord, Outcome | None] | None:
-        record = await self.get_owned(task_id, owner)
-        return None if record is None else (record, await self.outcome(task_id))
-
-
 def at_once(work: Coroutine[Any, Any, Any]) -> Any:
     """The result of a coroutine that does not wait."""
     try:
@@ -99,7 +87,7 @@ class StoreMachine:
 
     def __init__(self, world: World, *, keeps_log: bool) -> None:
         self._world = world
-        self._store = _Server()
+        self._store = MemoryStore()
         self._keeps_log = keeps_log
         self._log: list[tuple[str, tuple[Any, ...], Mapping[str, Any]]] = []
 
@@ -126,7 +114,7 @@ class StoreMachine:
     def fail_over(self, lost: int) -> None:
         """Go on with a copy that has not got the last writes."""
         kept = self._log[: max(len(self._log) - lost, 0)]
-        before, self._store, self._log = self._store, _Server(), kept
+        before, self._store, self._log = self._store, MemoryStore(), kept
         for verb, args, options in kept:
             self._do(self._store, verb, args, options)
         self._world.oracle.failed_over(lambda task_id: at_once(before.get(task_id)), self.peek, self.journal)

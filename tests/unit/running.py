@@ -425,22 +425,22 @@ class DeafStore(MemoryStore):
 
 
 class TogetherStore(MemoryStore):
-    """Gives a task and what belongs to it in one look, as stores over a network do, and finds some of it damaged."""
+    """Finds some of a task, or of what belongs to it, damaged: its "row", its "request" or its "outcome"."""
 
     def __init__(self) -> None:
         super().__init__()
         self.damaged: set[str] = set()
 
     async def get(self, task_id: str) -> TaskRecord | None:
-        self._read(task_id, "row")
+        self._check(task_id, "row")
         return await super().get(task_id)
 
     async def request(self, task_id: str) -> TaskRequest | None:
-        self._read(task_id, "request")
+        self._check(task_id, "request")
         return await super().request(task_id)
 
     async def outcome(self, task_id: str) -> Outcome | None:
-        self._read(task_id, "outcome")
+        self._check(task_id, "outcome")
         return await super().outcome(task_id)
 
     async def get_owned(self, task_id: str, owner: str | None) -> TaskRecord | None:
@@ -455,6 +455,6 @@ class TogetherStore(MemoryStore):
         record = await self.get_owned(task_id, owner)
         return None if record is None else (record, await self.outcome(task_id))
 
-    def _read(self, task_id: str, part: str) -> None:
+    def _check(self, task_id: str, part: str) -> None:
         if part in self.damaged:
             raise TaskUnreadable(task_id, f"its {part} is damaged")

@@ -1,11 +1,10 @@
-"""`Codec`: what is kept of a task as bytes and back, encrypted if there is a cipher.
+"""`Codec`: what is kept of a task as bytes and back, encrypted if there is a cipher; and what a task is found by.
 
 A backend keeps these parts of a task, each by itself: its state, its request, its outcome, and the values of its
 journal; and the notes of a server. All of them pass here, so this is the one place for encryption. What a backend finds
 tasks by stays plain: ids, owners, namespaces, sessions, parents, statuses, times, names of workers, kinds of journal
 entries, names of notes; and idempotency keys, which the runtime hides (`runtime.hidden_keys`). The key of a journal
-entry (the name of a step or a question) is plain where nothing is encrypted, and otherwise with its value: nothing is
-found by it, and a tool may put anything into a name.
+entry is plain where nothing is encrypted, and otherwise encrypted with its value.
 """
 
 from __future__ import annotations
@@ -50,7 +49,6 @@ from mcp_tasks.model.record import (
     TaskStatus,
     WriteId,
 )
-from mcp_tasks.stores.base import LARGEST_NOTE
 
 __all__ = ["Cipher", "Codec", "entry_part", "note_id", "part_id"]
 
@@ -73,25 +71,19 @@ def from_micros(micros: int) -> datetime:
     return _EPOCH + micros * MICROSECOND
 
 
-def earliest(*instants: int | None) -> datetime | None:
-    """The first of some instants, leaving out those that are None."""
-    micros = min((instant for instant in instants if instant is not None), default=None)
-    return None if micros is None else from_micros(micros)
-
-
 def sort_key(record: TaskRecord) -> int:
     """Where a task stands among all: by its creation."""
     return to_micros(record.created_at)
 
 
 def expiry(record: TaskRecord) -> int | None:
-    """When the task may be removed, for a backend's index; None for never or not yet."""
+    """When the task may be removed; None for never or not yet."""
     deadline = expires_at(record)
     return None if deadline is None else to_micros(deadline)
 
 
 def ready(record: TaskRecord) -> int | None:
-    """From when on the task is queued, for a backend's index; None if it is not."""
+    """From when on the task is queued; None if it is not."""
     return None if record.ready_at is None else to_micros(record.ready_at)
 
 
@@ -364,8 +356,7 @@ def _record_from(task_id: str, namespace: str, fields: JsonObject, *, owner: str
 T = TypeVar("T")
 
 _ENCRYPTED: Final = b"\0"
-"""What encrypted bytes begin with. No JSON does, so that each kind is told from the other, and said to be which."""
-
+"""The first byte of all that is encrypted. No JSON begins with it."""
 
 _PLAIN: Final = frozenset({str, int, bool, NoneType})
 
@@ -373,13 +364,16 @@ STATE: Final = "state"
 REQUEST: Final = "request"
 BODY: Final = "outcome"
 META: Final = "meta"
-"""The parts of a task, as what is encrypted is bound to them (`part_id`); each kind of journal entry is one too."""
+"""The parts of a task, as encrypted bytes are bound to them (`part_id`); each kind of journal entry is one too."""
+
+LARGEST_NOTE: Final = 64 * 1024
+"""Bytes. A note is a small thing that a server remembers beside its tasks, and is read whole."""
 
 _NOTE: Final = b"="
-"""What notes begin with: they may be any bytes, and would be taken for encrypted ones by their own first byte."""
+"""The first byte of notes: they may be any bytes, and would be taken for encrypted ones by their own first byte."""
 
 _WITH_KEY: Final = b"\x01"
-"""What a journal entry begins with that has its key before its value. No JSON does."""
+"""The first byte of a journal entry that has its key before its value. No JSON begins with it."""
 
 _KEY_SIZE: Final = 4
 """Bytes that say how long the key is."""
@@ -389,7 +383,9 @@ class Codec:
     """Encodes and decodes what is kept of a task. Methods that handle something large may be called in a thread.
 
     A store that is given a cipher reads nothing that was written without one, and the other way round: begin with a new
-    store, or have all of it encrypted (`mcp-tasks encrypt`).
+    store, or have all of it encrypted (`mcp-tasks encrypt`). Methods that encode raise `ValueNotStorable` for what is
+    no JSON. Methods that decode raise `TaskUnreadable` for what is damaged, or was written by a newer release; they are
+    told the owner, as the backend has it, for that error. Data may be anything: what is not bytes is damage.
     """
 
     def __init__(self, cipher: Cipher | None = None) -> None:
@@ -401,49 +397,37 @@ class Codec:
         return self._cipher is not None
 
     def encode_state(self, record: TaskRecord) -> bytes:
-        """The record, but for its id and namespace.
-
-        Raises:
-            ValueNotStorable: Something in it is not JSON. So it is for the other methods that encode.
-        """
-        return self._seal(part_id(record.id, STATE), _encoded(_state_fields(record)))
+        """The record, but for its id and namespace."""
+        return self._seal(record.id, STATE, _encoded(_state_fields(record)))
 
     def decode_state(self, task_id: str, data: object, *, namespace: str, owner: str | None = None) -> TaskRecord:
-        """The record behind its bytes.
-
-        Args:
-            data: What the backend has; anything but bytes is damage.
-            owner: Whose task it is by what the backend keeps beside the bytes; for the error, if there is one.
-
-        Raises:
-            TaskUnreadable: The bytes are damaged, or a newer release wrote them. So it is for the other methods that
-                decode.
-        """
-
-        def decode(plain: bytes) -> TaskRecord:
-            return _record_from(task_id, namespace, _decoded(plain), owner=owner)
-
-        return self._decoded(task_id, STATE, data, decode, "its row", owner)
+        """The record behind its bytes."""
+        return self._decoded(
+            task_id,
+            STATE,
+            data,
+            lambda plain: _record_from(task_id, namespace, _parse(plain), owner=owner),
+            "its row",
+            owner,
+        )
 
     def encode_request(self, task_id: str, request: TaskRequest) -> bytes:
         """The request of a task."""
-        fields = _REQUEST_FIELDS.write(request)
-        return self._encode_request(task_id, fields, is_large(fields))
+        return self._encode_request(task_id, fields := _REQUEST_FIELDS.write(request), is_large(fields))
 
     async def encode_request_aside(self, task_id: str, request: TaskRequest) -> bytes:
         """The same without holding the event loop: in a thread if the request is large."""
-        fields = _REQUEST_FIELDS.write(request)
-        large = is_large(fields)
+        large = is_large(fields := _REQUEST_FIELDS.write(request))
         return await in_thread_if(large, self._encode_request, task_id, fields, large)
 
     def _encode_request(self, task_id: str, fields: JsonValue, large: bool) -> bytes:
-        return self._seal(part_id(task_id, REQUEST), encode_in_pieces(fields) if large else encode_json(fields))
+        return self._seal(task_id, REQUEST, encode_in_pieces(fields) if large else encode_json(fields))
 
     def decode_request(self, task_id: str, data: object, *, owner: str | None = None) -> TaskRequest:
         """The request behind its bytes; in a thread if they are large."""
 
         def decode(plain: bytes) -> TaskRequest:
-            # What a newer release has added is not needed to run the task.
+            # The task can run without the fields that a newer release has added.
             attributes, _ = _REQUEST_FIELDS.read(_parse(plain))
             return TaskRequest(**attributes)
 
@@ -453,14 +437,14 @@ class Codec:
         """The outcome as it is to be kept; in a thread if it is large, because a cipher takes its time."""
         if self._cipher is None:
             return outcome
-        meta = None if outcome.meta is None else self._seal(part_id(task_id, META), outcome.meta)
-        return Outcome(body=self._seal(part_id(task_id, BODY), outcome.body), meta=meta)
+        meta = None if outcome.meta is None else self._seal(task_id, META, outcome.meta)
+        return Outcome(body=self._seal(task_id, BODY, outcome.body), meta=meta)
 
     def decode_outcome(self, task_id: str, body: object, meta: object, *, owner: str | None = None) -> Outcome:
         """The outcome that was kept; in a thread if it is large."""
         return Outcome(
-            body=self._decoded(task_id, BODY, body, _unchanged, "its outcome", owner),
-            meta=None if meta is None else self._decoded(task_id, META, meta, _unchanged, "its outcome", owner),
+            body=self._decoded(task_id, BODY, body, bytes, "its outcome", owner),
+            meta=None if meta is None else self._decoded(task_id, META, meta, bytes, "its outcome", owner),
         )
 
     def encode_entry(self, task_id: str, entry: JournalEntry, large: bool) -> tuple[str, bytes]:
@@ -495,7 +479,7 @@ class Codec:
                 f"the note {name!r} cannot be stored because it has {len(value):,} bytes, and a note has at most "
                 f"{LARGEST_NOTE:,}"
             )
-        return self._seal(note_id(namespace, name), _NOTE + value)
+        return self._bound(note_id(namespace, name), _NOTE + value)
 
     def decode_note(self, namespace: str, name: str, data: object) -> bytes:
         """The note that was kept.
@@ -512,7 +496,7 @@ class Codec:
         return plain[len(_NOTE) :]
 
     def reseal(self, bound_to: str, data: bytes, key: str | None = None) -> tuple[str | None, bytes] | None:
-        """Bytes of a task (`part_id`) or a note (`note_id`), encrypted with the key that is used now; None if they are.
+        """Bytes of a task (`part_id`) or a note (`note_id`), encrypted with the first key; None if they are already.
 
         Args:
             key: The key of a journal entry as it is kept; it is encrypted with the value.
@@ -520,40 +504,35 @@ class Codec:
         Raises:
             CannotDecrypt: They cannot be decrypted.
         """
-        if not key and self._is_current(data):
+        is_encrypted, cipher = data.startswith(_ENCRYPTED), self._cipher
+        # Which key a cipher uses is known only of our own.
+        if not key and is_encrypted and isinstance(cipher, Keyring) and cipher.is_current(data[len(_ENCRYPTED) :]):
             return None
-        plain = self._plain(bound_to, data)
-        return (None, self._seal(bound_to, plain)) if key is None else self._entry(bound_to, *_split(key, plain))
-
-    def _is_current(self, data: bytes) -> bool:
-        """Whether the bytes need the key that is used now. Of a cipher of somebody else's making it is not known."""
-        cipher = self._cipher
-        return (
-            data.startswith(_ENCRYPTED) and isinstance(cipher, Keyring) and cipher.is_current(data[len(_ENCRYPTED) :])
-        )
-
-    def _plain(self, bound_to: str, data: bytes) -> bytes:
-        if not data.startswith(_ENCRYPTED):
-            return data
         try:
-            return self._open(bound_to, data, "it", "task")
+            plain = self._open(bound_to, data, "it", "task") if is_encrypted else data
         except _Unreadable as exc:
             raise CannotDecrypt(str(exc)) from exc.__cause__
+        return (None, self._bound(bound_to, plain)) if key is None else self._entry(bound_to, *_split(key, plain))
 
     def _entry(self, bound_to: str, key: str, encoded: bytes) -> tuple[str, bytes]:
         if self._cipher is None:
             return key, encoded
         name = key.encode("utf-8", "surrogatepass")
         plain = b"".join((_WITH_KEY, len(name).to_bytes(_KEY_SIZE, "big"), name, encoded))
-        return "", self._seal(bound_to, plain)
+        return "", self._bound(bound_to, plain)
 
-    def _seal(self, bound_to: str, plain: bytes) -> bytes:
+    def _seal(self, task_id: str, part: str, plain: bytes) -> bytes:
+        return plain if self._cipher is None else self._bound(part_id(task_id, part), plain)
+
+    def _bound(self, bound_to: str, plain: bytes) -> bytes:
         return plain if self._cipher is None else _ENCRYPTED + self._cipher.encrypt(bound_to, plain)
 
     def _decoded(
         self, task_id: str, part: str, data: object, decode: Callable[[bytes], T], what: str, owner: str | None
     ) -> T:
         try:
+            if self._cipher is None and type(data) is bytes and not data.startswith(_ENCRYPTED):
+                return decode(data)
             return decode(self._open(part_id(task_id, part), data, what, "task"))
         except _Unreadable as exc:
             raise TaskUnreadable(task_id, str(exc), owner=owner) from exc.__cause__
@@ -586,11 +565,11 @@ class Codec:
 
 
 class _Unreadable(Exception):
-    """Why some bytes cannot be read; the caller knows whose they are."""
+    """Why some bytes cannot be read; the caller knows of which task they are."""
 
 
 def part_id(task_id: str, part: str) -> str:
-    """What a part of a task is bound to: its arguments are no result, and a result of another task is not one of it."""
+    """What a part of a task is bound to: it is no other part, and no part of another task."""
     # The part first: it has no colon, so no id makes two of these alike.
     return f"{part}:{task_id}"
 
@@ -614,10 +593,6 @@ def _split(key: str, plain: bytes) -> tuple[str, bytes]:
     return plain[start:end].decode("utf-8", "surrogatepass"), plain[end:]
 
 
-def _parse(plain: bytes) -> Any:
-    return decode_in_pieces(plain) if len(plain) > LARGE else _decoded(plain)
-
-
 def _encoded(fields: dict[str, Any]) -> bytes:
     """JSON of the fields, in a third of the time that the standard library takes where they are plain.
 
@@ -632,20 +607,18 @@ def _encoded(fields: dict[str, Any]) -> bytes:
     return encode_json(fields)
 
 
-def _decoded(plain: bytes) -> Any:
+def _parse(plain: bytes) -> Any:
     """The value behind the bytes, in a third of the time that the standard library takes.
 
     Where both read something, they read the same. What only the standard library reads (lone surrogates, and what is
     nested deeply) is left to it, and so is saying what is wrong.
     """
+    if len(plain) > LARGE:
+        return decode_in_pieces(plain)
     try:
         return from_json(plain)
     except ValueError:
         return decode_json(plain)
-
-
-def _unchanged(plain: bytes) -> bytes:
-    return plain
 
 
 def _newer(what: str) -> str:
@@ -659,13 +632,12 @@ def _damaged(part: str, whole: str, exc: Exception) -> str:
 
 # ---- large values
 
-
 Line: TypeAlias = tuple[str, str, bytes]
 """A journal entry: its kind, its key (empty where it is encrypted with the value) and its encoded value."""
 
 
 async def in_thread_if(large: bool, act: Callable[..., T], *values: Any) -> T:
-    """What comes of the act, done here or in a thread. Not one of anyio's: tools that block may have all of those."""
+    """The result of an act, done here or in a thread. Not one of anyio's: tools that block may have all of those."""
     return await asyncio.to_thread(act, *values) if large else act(*values)
 
 

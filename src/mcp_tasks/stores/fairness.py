@@ -1,74 +1,41 @@
-"""Which queued tasks are handed out: those of a higher priority first, and owners by turns.
+"""Which queued tasks are dispatched: those of a higher priority first, and owners by turns.
 
-What waits is looked at by seeks in an index whose entries are ordered by queue, priority (the highest first), owner,
-tool, creation and id. From each entry one can go to the next queue, priority, owner or tool: what is skipped is not
-looked at, so ten thousand tasks of one owner, or of a tool that has no room, cost what one costs.
-
-For stores that have such an index and run Python between two looks: `Waiting` is what they give.
+`Choice` looks at what waits by seeks in an index whose entries are ordered by queue, priority (the highest first),
+owner, tool, creation and id. From each entry it goes to the next queue, priority, owner or tool and reads nothing in
+between: ten thousand tasks of one owner, or of a tool without room, cost what one costs. A store that can run Python
+between two looks derives from `Waiting`. Redis does the same in a script (`redis/lua/hand_out.lua`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from heapq import merge
 from itertools import chain
-from typing import Any, Protocol, TypeAlias
+from math import inf
+from typing import Any, TypeAlias
 
 from mcp_tasks.model.record import TaskRecord
 from mcp_tasks.stores.base import Ready, Share
 
 Step: TypeAlias = tuple[Any, ...]
-"""The first values of an entry of the index, as the store writes them."""
+"""The first values of an entry of the index, as the store writes them. Priorities are negative."""
 
-Place: TypeAlias = tuple[int, Any]
+Route: TypeAlias = tuple[Any, Any, Any]
+"""Queue, owner and tool, as the store writes them."""
+
+Position: TypeAlias = tuple[int, Any]
 """Creation and id of a task, as the store writes them."""
+
+Turns: TypeAlias = dict[tuple[str, int], Any]
+"""The owner whose turn was last, for each server and priority."""
 
 TOOL_METHOD = "tools/call"
 """The method of the tasks that a share of a tool counts."""
 
 
-Route: TypeAlias = tuple[Any, Any, Any]
-"""Queue, owner and tool, as the store writes them."""
-
-
-class Hands(Protocol):
-    """How many tasks of one server are in hand: handed out, or at work. All are named as in the index."""
-
-    def handed(self, route: Route, most: int) -> int:
-        """How many tasks of the route are handed out and not claimed; counting may stop at `most`."""
-        ...
-
-    def owner_at_work(self, owner: Any, most: int) -> int:
-        """How many tasks of the owner are at work."""
-        ...
-
-    def of_tool(self, tool: Any, most: int) -> int:
-        """How many tasks of the tool are handed out or at work."""
-        ...
-
-
-class Waiting(Hands, Protocol):
-    """The tasks of one server that are queued and not handed out."""
-
-    def following(self, step: Step, after: Any = None) -> Any:
-        """What entries that begin with `step` have next, beyond `after`: its smallest value, or None.
-
-        Priorities are negative here, so that the highest comes first.
-        """
-        ...
-
-    def tasks(self, step: Step) -> Iterator[Place]:
-        """The tasks of a queue, priority, owner and tool in the order of creation."""
-        ...
-
-    def ready(self, task_id: Any) -> Ready | None:
-        """The task, if it can be read."""
-        ...
-
-
 def ready_of(record: TaskRecord) -> Ready:
-    """A task as it is handed out."""
+    """A task as it is dispatched."""
     return Ready(
         id=record.id,
         owner=record.owner,
@@ -79,44 +46,77 @@ def ready_of(record: TaskRecord) -> Ready:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Room:
-    """What a share leaves.
+class Hands(ABC):
+    """How many tasks of one server are in hand: dispatched, or at work. Counting may stop at `most`."""
 
-    Attributes:
-        limits: The shares of tools, named as in the index.
+    @abstractmethod
+    def handed(self, route: Route, most: int) -> int:
+        """Tasks of the route that are dispatched and not claimed."""
+
+    @abstractmethod
+    def owner_at_work(self, owner: Any, most: int) -> int:
+        """Tasks of the owner that are at work."""
+
+    @abstractmethod
+    def of_tool(self, tool: Any, most: int) -> int:
+        """Tasks of the tool that are dispatched or at work."""
+
+
+class Waiting(Hands):
+    """The tasks of one server that are queued and not dispatched."""
+
+    @abstractmethod
+    def following(self, step: Step, after: Any = None) -> Any:
+        """The next value of entries that begin with `step`: the smallest beyond `after`, or None."""
+
+    @abstractmethod
+    def tasks(self, step: Step) -> Iterator[Position]:
+        """The tasks of a queue, priority, owner and tool in the order of creation."""
+
+    @abstractmethod
+    def ready(self, task_id: Any) -> Ready | None:
+        """The task, if it can be read."""
+
+
+class Room:
+    """How many more tasks may be dispatched within a share. Each number is counted when it is asked for.
+
+    Args:
+        limits: The limits of tools, which are named as in the index.
     """
 
-    hands: Hands
-    share: Share
-    limits: dict[Any, int]
+    def __init__(self, hands: Hands, share: Share, limits: Mapping[Any, int]) -> None:
+        self._hands = hands
+        self._share = share
+        self._limits = limits
+        self._tools: dict[Any, float] = {}
+        self._owners: dict[Any, float] = {}
+        self._routes: dict[Route, float] = {}
 
-    def of_route(self, route: Route) -> int:
-        """How many more tasks of the route may be handed out, as far as the owner has room."""
-        return self.share.owner - self.hands.handed(route, self.share.owner)
-
-    def of_owner(self, owner: Any) -> int | None:
-        """How many more tasks of the owner may be at work; None for any number."""
-        limit = self.share.owner_at_work
-        return None if limit is None else limit - self.hands.owner_at_work(owner, limit)
-
-    def of_tool(self, tool: Any) -> int | None:
-        """How many more tasks of the tool may be handed out; None for any number."""
-        limit = self.limits.get(tool)
-        return None if limit is None else limit - self.hands.of_tool(tool, limit)
+    def of_owner(self, owner: Any) -> float:
+        """How many more tasks of the owner may be at work."""
+        if owner not in self._owners:
+            limit = self._share.owner_at_work
+            self._owners[owner] = inf if limit is None else limit - self._hands.owner_at_work(owner, limit)
+        return self._owners[owner]
 
     def has(self, route: Route) -> bool:
-        """Whether one more task of the route may be handed out."""
+        """Whether one more task of the route may be dispatched."""
         _, owner, tool = route
-        rooms = (self.of_tool(tool), self.of_owner(owner), self.of_route(route))
-        return all(room is None or room > 0 for room in rooms)
+        if tool not in self._tools:
+            limit = self._limits.get(tool)
+            self._tools[tool] = inf if limit is None else limit - self._hands.of_tool(tool, limit)
+        if self._tools[tool] <= 0:
+            return False
+        if route not in self._routes:
+            most = self._share.owner
+            self._routes[route] = min(most - self._hands.handed(route, most), self.of_owner(owner))
+        return self._routes[route] > 0
 
-
-@dataclass(slots=True)
-class Turns:
-    """Whose turn it was last, for each server and priority."""
-
-    last: dict[tuple[str, int], Any] = field(default_factory=dict[tuple[str, int], Any])
+    def take(self, route: Route) -> None:
+        """Count one more task of a route that has room."""
+        self._routes[route] -= 1
+        self._tools[route[2]] -= 1
 
 
 class Choice:
@@ -131,88 +131,52 @@ class Choice:
         self._room = room
         self._queues = list(self._distinct(()) if queues is None else dict.fromkeys(queues))
         self._limit = limit
-        self._owners: dict[Any, int | None] = {}
-        self._routes: dict[Route, int] = {}
-        self._tools: dict[Any, int | None] = {}
         self._chosen: list[Ready] = []
 
     def make(self, namespace: str, turns: Turns) -> list[Ready]:
-        """The tasks, in the order in which they are handed out."""
-        for rank in self._ranks():
-            if self._is_full:
+        """The tasks, in the order in which they are dispatched."""
+        for rank in sorted({rank for queue in self._queues for rank in self._distinct((queue,))}):
+            if len(self._chosen) >= self._limit:
                 break
-            key = namespace, rank
-            last = self._choose_at(rank, turns.last.get(key))
-            if last is not None:
-                turns.last[key] = last
+            served = self._choose_at(rank, turns.get((namespace, rank)))
+            if served is not None:
+                turns[namespace, rank] = served
         return self._chosen
 
-    @property
-    def _is_full(self) -> bool:
-        return len(self._chosen) >= self._limit
-
     def _choose_at(self, rank: int, last: Any) -> Any:
-        """Choose among the tasks of one priority; whose task was the last."""
-        lines: dict[Any, Iterator[tuple[Place, Route]]] = {}
+        """Choose among the tasks of one priority; gives the owner whose turn was last."""
         served = None
-        # In the first round each owner is looked up when it has its turn: mostly there are enough tasks before that.
-        for owner in self._ring(rank, last):
-            lines[owner] = self._line(rank, owner)
-            if self._take(owner, lines):
-                served = owner
-            if self._is_full:
-                return served
-        while lines:
-            for owner in list(lines):
-                if self._take(owner, lines):
+        # In the first round each owner is looked up when its turn comes: mostly there are enough tasks before that.
+        ring: Iterable[tuple[Any, Iterator[tuple[Position, Route]]]]
+        ring = ((owner, self._line(rank, owner)) for owner in self._ring(rank, last))
+        while True:
+            left: list[tuple[Any, Iterator[tuple[Position, Route]]]] = []
+            for owner, line in ring:
+                if self._take(line):
                     served = owner
-                if self._is_full:
-                    return served
-        return served
+                    left.append((owner, line))
+                    if len(self._chosen) >= self._limit:
+                        return served
+            if not left:
+                return served
+            ring = left
 
-    def _take(self, owner: Any, lines: dict[Any, Iterator[tuple[Place, Route]]]) -> bool:
-        """Choose the next task of an owner; an owner who has none within the share is out."""
-        for (_, task_id), route in lines[owner]:
-            if self._is_full_for(route) or (ready := self._waiting.ready(task_id)) is None:
-                continue
-            self._chosen.append(ready)
-            self._routes[route] -= 1
-            _, _, tool = route
-            if (room := self._tools[tool]) is not None:
-                self._tools[tool] = room - 1
-            return True
-        del lines[owner]
+    def _take(self, line: Iterator[tuple[Position, Route]]) -> bool:
+        """Choose the next task of an owner, if there is one within the share."""
+        for (_, task_id), route in line:
+            if self._room.has(route) and (ready := self._waiting.ready(task_id)) is not None:
+                self._chosen.append(ready)
+                self._room.take(route)
+                return True
         return False
 
-    def _is_full_for(self, route: Route) -> bool:
-        _, _, tool = route
-        if tool not in self._tools:
-            self._tools[tool] = self._room.of_tool(tool)
-        room = self._tools[tool]
-        return (room is not None and room <= 0) or self._route_room(route) <= 0
-
-    def _route_room(self, route: Route) -> int:
-        if route not in self._routes:
-            _, owner, _ = route
-            of_route, of_owner = self._room.of_route(route), self._owner_room(owner)
-            self._routes[route] = of_route if of_owner is None else min(of_route, of_owner)
-        return self._routes[route]
-
-    def _owner_room(self, owner: Any) -> int | None:
-        if owner not in self._owners:
-            self._owners[owner] = self._room.of_owner(owner)
-        return self._owners[owner]
-
-    def _ranks(self) -> list[int]:
-        return sorted({rank for queue in self._queues for rank in self._distinct((queue,))})
-
     def _ring(self, rank: int, last: Any) -> Iterator[Any]:
-        """The owners that have tasks of this priority, each once, beginning behind the one who was last."""
+        """The owners that have tasks of this priority, each once, beginning behind the one whose turn was last."""
         if last is None:
-            return self._owners_between(rank)
-        return chain(self._owners_between(rank, after=last), self._owners_between(rank, until=last))
+            return self._owners(rank)
+        return chain(self._owners(rank, after=last), self._owners(rank, until=last))
 
-    def _owners_between(self, rank: int, *, after: Any = None, until: Any = None) -> Iterator[Any]:
+    def _owners(self, rank: int, *, after: Any = None, until: Any = None) -> Iterator[Any]:
         while True:
             following = [self._waiting.following((queue, rank), after) for queue in self._queues]
             found = [owner for owner in following if owner is not None]
@@ -223,23 +187,21 @@ class Choice:
                 return
             yield after
 
-    def _line(self, rank: int, owner: Any) -> Iterator[tuple[Place, Route]]:
+    def _line(self, rank: int, owner: Any) -> Iterator[tuple[Position, Route]]:
         """The tasks of an owner in the order of creation, over all queues and tools."""
-        of_owner = self._owner_room(owner)
-        if of_owner is not None and of_owner <= 0:
+        if self._room.of_owner(owner) <= 0:
             return iter(())
         steps = [(queue, rank, owner) for queue in self._queues]
         return merge(*(self._of_tool(step, tool) for step in steps for tool in self._distinct(step)))
 
-    def _of_tool(self, step: Step, tool: Any) -> Iterator[tuple[Place, Route]]:
+    def _of_tool(self, step: Step, tool: Any) -> Iterator[tuple[Position, Route]]:
         queue, _, owner = step
         route = queue, owner, tool
-        if self._is_full_for(route):
-            return
-        for place in self._waiting.tasks((*step, tool)):
-            yield place, route
-            if self._is_full_for(route):
-                return
+        if self._room.has(route):
+            for position in self._waiting.tasks((*step, tool)):
+                yield position, route
+                if not self._room.has(route):
+                    return
 
     def _distinct(self, step: Step) -> Iterator[Any]:
         value = self._waiting.following(step)

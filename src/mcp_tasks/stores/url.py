@@ -16,7 +16,6 @@ from mcp_tasks.encryption import Cipher
 from mcp_tasks.errors import UsageError
 from mcp_tasks.files import private_state_folder
 from mcp_tasks.model.values import POSTGRES, REDIS, shown, with_plain_scheme
-from mcp_tasks.stores.backend import BaseStore
 from mcp_tasks.stores.base import Store
 from mcp_tasks.stores.codec import Codec
 from mcp_tasks.stores.memory import MemoryStore
@@ -70,7 +69,7 @@ _WHAT_TO_WRITE: Final = (
 )
 
 
-def store_from_url(url: str, cipher: Cipher | None = None) -> BaseStore:
+def store_from_url(url: str, cipher: Cipher | None = None) -> Store:
     """The store that a URL names: `sqlite:///relative.db`, `sqlite:////absolute.db`, `postgresql://…`, `redis://…` or
     `memory://`.
 

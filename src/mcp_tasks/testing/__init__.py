@@ -1,7 +1,7 @@
-"""What tests of this package, of its backends and of servers built with it have in common.
+"""Helpers for tests of servers, stores and engines.
 
-Here is what needs nothing installed. `store_suite` needs pytest, `strategies` and `store_machine` need
-Hypothesis (`pip install 'mcp-tasks[testing]'`); they are imported from their own modules.
+`store_suite` and `engine_suite` need pytest (`pip install 'mcp-tasks[testing]'`), and are imported from their own
+modules. All else needs nothing installed.
 """
 
 from importlib import import_module

@@ -30,7 +30,7 @@ from mcp_tasks.model.json import (
     valid_text,
 )
 from mcp_tasks.protocol.shapes import encode_plain
-from mcp_tasks.testing.strategies import json_values
+from tests.contracts.strategies import json_values
 
 BIG: dict[str, Any] = {
     "one string": "x" * 300_000,

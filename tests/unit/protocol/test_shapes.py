@@ -27,8 +27,8 @@ from mcp_tasks.protocol.shapes import (
 )
 from mcp_tasks.testing import make_record
 from mcp_tasks.testing.clock import NOON
-from mcp_tasks.testing.strategies import json_objects, json_values, records
 from tests.client.peer import TASK_ID, asking, completed, task
+from tests.contracts.strategies import json_objects, json_values, records
 
 ERROR = {"code": -32603, "message": "no"}
 

@@ -421,9 +421,9 @@ async def test_what_a_process_is_writing_it_does_not_look_at_either(path: Path) 
 
         reads = 0
 
-        async def get(self, task_id: str) -> TaskRecord | None:
+        async def _read(self, task_id: str, *part: Any, **options: Any) -> Any:
             self.reads += 1
-            return await super().get(task_id)
+            return await super()._read(task_id, *part, **options)
 
         async def create(self, record: TaskRecord, request: TaskRequest, **options: Any) -> TaskRecord:
             return await self._late(await super().create(record, request, **options))

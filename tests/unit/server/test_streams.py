@@ -22,7 +22,7 @@ from mcp_tasks import Tasks
 from mcp_tasks.model.json import LARGE, encode_json
 from mcp_tasks.server.fast_path.listening import AT_A_TIME, KEEP_ALIVE, escaped, event
 from mcp_tasks.server.local import LocalTask
-from mcp_tasks.testing.strategies import json_values
+from tests.contracts.strategies import json_values
 from tests.push.asgi import Peer, app_of, at
 from tests.unit.running import MeddledStore, settle
 from tests.unit.virtual_time import SIMULATED, time_passes

@@ -32,7 +32,7 @@ from mcp_tasks.model.record import WriteId
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.stores.codec import Codec, decode_cursor, encode_cursor, expiry, from_micros, ready, sort_key, to_micros
 from mcp_tasks.testing import make_record, make_request
-from mcp_tasks.testing.strategies import entries, json_values, outcomes, records, requests
+from tests.contracts.strategies import entries, json_values, outcomes, records, requests
 
 CREATED = datetime(2026, 2, 28, 23, 59, 59, 999_999, tzinfo=UTC)
 CODEC = Codec()

@@ -1,8 +1,8 @@
-"""The connections to a Postgres: who breaks is replaced, and what was under way is tried again.
+"""The connections to a Postgres: a broken one is replaced, and its work is tried again.
 
 A connection that the server has hung up on is found before it is used, by looking at its socket, which costs no round
 trip. One that breaks under a statement leaves open whether that was carried out; so the work is done again, told that
-it is `again`, and finds out by itself what came of the first time (see `writes.py`).
+it is `again`, and finds out by itself what the first attempt did (see `writes.py`).
 """
 
 # ruff: noqa: S608 - statements are put together from constants
@@ -25,6 +25,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout, TooManyRequests
 
+from mcp_tasks._utils import BackgroundTasks
 from mcp_tasks.errors import (
     EncryptionMismatch,
     StoreCorrupt,
@@ -34,13 +35,20 @@ from mcp_tasks.errors import (
     ValueNotStorable,
 )
 from mcp_tasks.quiet import get_logger
-from mcp_tasks.stores.backend import RemoteNotifier
-from mcp_tasks.stores.base import Hint, Inbox
+from mcp_tasks.stores.base import Hint, Inbox, Meanings, meaning_of
+from mcp_tasks.stores.hints import RemoteNotifier
 from mcp_tasks.stores.migrations import compatible_from, scripts_of, this_release
 
-# ---- failures
-# The driver's exceptions in our words, and which of them pass by themselves.
+logger: Final = get_logger(__name__)
 
+T = TypeVar("T")
+
+Connection: TypeAlias = psycopg.AsyncConnection[tuple[Any, ...]]
+Query: TypeAlias = tuple[bytes, dict[str, Any]]
+"""A statement and its values."""
+Row: TypeAlias = tuple[Any, ...]
+
+# ---- errors
 
 _LOST: Final = ("08", "57P01", "57P02", "57P03", "57P05")
 """The connection is gone, or the server is going or coming."""
@@ -49,15 +57,12 @@ _UNANSWERED: Final = ("08", "57P01", "57P02")
 """The server ended the connection under the statement, which may be committed: a shutdown also ends the wait for a
 standby, and that comes after the commit."""
 
-_COLLISION: Final = ("40",)
-"""Two transactions were in each other's way, and this one was rolled back."""
-
 
 def is_lost(exc: Exception) -> bool:
-    """Whether the connection broke: nobody knows whether the statement that was under way was carried out."""
+    """Whether the connection broke: the statement that was under way may have been carried out or not."""
     if isinstance(exc, PoolTimeout) or not isinstance(exc, psycopg.OperationalError | psycopg.InterfaceError):
         return False
-    # An error that came from the server has a number; what the driver finds out by itself has none.
+    # An error that came from the server has a number; one of the driver has none.
     return exc.sqlstate is None or exc.sqlstate.startswith(_LOST)
 
 
@@ -72,19 +77,26 @@ def is_unanswered(exc: Exception) -> bool:
 
 
 def is_collision(exc: Exception) -> bool:
-    """Whether the same once more will probably do."""
-    return isinstance(exc, psycopg.Error) and (exc.sqlstate or "").startswith(_COLLISION)
+    """Whether two transactions were in each other's way, and this one was rolled back."""
+    return isinstance(exc, psycopg.Error) and (exc.sqlstate or "").startswith("40")
+
+
+def is_passing(exc: Exception) -> bool:
+    """Whether the server said on connecting that it will soon be there."""
+    text = str(exc)
+    return any(words in text for words in ("starting up", "shutting down", "recovery mode", "not yet accepting"))
 
 
 def translate(exc: Exception, place: str, *, may_have_happened: bool = False) -> StoreError:
     """What an exception means for the caller. Raise it `from exc`."""
-    error = _translated(exc, place)
+    text = " ".join(str(exc).split()) or type(exc).__name__
+    error = _translated(exc, place, text)
     if isinstance(error, StoreUnavailable):
         error.may_have_happened = may_have_happened
     return error
 
 
-def _translated(exc: Exception, place: str) -> StoreError:
+def _translated(exc: Exception, place: str, text: str) -> StoreError:
     if isinstance(exc, PoolTimeout | TooManyRequests):
         return StoreUnavailable(
             f"{place} gave no connection in time: it cannot be reached, or all connections are busy. Look whether the "
@@ -95,17 +107,19 @@ def _translated(exc: Exception, place: str) -> StoreError:
     if isinstance(exc, UnicodeError | OverflowError):
         return ValueNotStorable(f"a value is of a kind that {place} cannot keep ({type(exc).__name__}: {exc})")
     state = exc.sqlstate or "" if isinstance(exc, psycopg.Error) else ""
-    for prefix, (kind, meaning) in _MEANINGS.items():
-        if state.startswith(prefix):
-            return kind(f"{place} {meaning} ({_text(exc)})")
+    if state and (error := meaning_of(state, _MEANINGS, place, text)) is not None:
+        return error
     if isinstance(exc, psycopg.DataError):
-        return ValueNotStorable(f"{place} cannot keep a value ({_text(exc)})")
-    if not state and isinstance(exc, psycopg.OperationalError | OSError):
-        return unreachable(exc, place)
-    return StoreUnavailable(f"{place} cannot be used: {_text(exc)}")
+        return ValueNotStorable(f"{place} cannot keep a value ({text})")
+    if state or not isinstance(exc, psycopg.OperationalError | OSError):
+        return StoreUnavailable(f"{place} cannot be used: {text}")
+    # Errors while one connects come without a number.
+    return meaning_of(text, _CONNECTING, place, text, fits=str.__contains__) or StoreUnavailable(
+        f"{place} cannot be reached. Start the database, or correct host and port in the URL ({text})"
+    )
 
 
-_MEANINGS: Final[dict[str, tuple[type[StoreError], str]]] = {
+_MEANINGS: Final[Meanings] = {
     "22": (ValueNotStorable, "cannot keep a value"),
     "25006": (
         StoreUnavailable,
@@ -129,45 +143,24 @@ _MEANINGS: Final[dict[str, tuple[type[StoreError], str]]] = {
     "XX002": (StoreCorrupt, "is damaged. REINDEX it, or restore a backup."),
 }
 
-_CONNECTING: Final = {
-    "password authentication failed": "refuses the user or the password. Correct them in the URL, with %40 for an @",
-    "no password supplied": "wants a password. Put it into the URL (postgresql://USER:PASSWORD@HOST/DATABASE)",
-    "no pg_hba.conf entry": "lets this user not in from here. Look at its pg_hba.conf",
-    "FATAL: role ": "does not know the user. Correct it in the URL, or create it",
-    "FATAL: database ": "is not there. Create the database (createdb), or correct its name in the URL",
-    "too many clients": "takes no more connections. Raise max_connections, or give each process fewer",
-    "starting up": "is starting. Try again",
-    "shutting down": "is shutting down. Try again when it is back",
+_CONNECTING: Final[Meanings] = {
+    words: (StoreUnavailable, meaning)
+    for words, meaning in {
+        "password authentication failed": (
+            "refuses the user or the password. Correct them in the URL, with %40 for an @"
+        ),
+        "no password supplied": "wants a password. Put it into the URL (postgresql://USER:PASSWORD@HOST/DATABASE)",
+        "no pg_hba.conf entry": "lets this user not in from here. Look at its pg_hba.conf",
+        "FATAL: role ": "does not know the user. Correct it in the URL, or create it",
+        "FATAL: database ": "is not there. Create the database (createdb), or correct its name in the URL",
+        "too many clients": "takes no more connections. Raise max_connections, or give each process fewer",
+        "starting up": "is starting. Try again",
+        "shutting down": "is shutting down. Try again when it is back",
+    }.items()
 }
-"""What the server says while one connects, which comes without a number."""
 
 
-def unreachable(exc: Exception, place: str) -> StoreUnavailable:
-    """Why no connection could be made, or kept."""
-    text = _text(exc)
-    for words, meaning in _CONNECTING.items():
-        if words in text:
-            return StoreUnavailable(f"{place} {meaning} ({text})")
-    return StoreUnavailable(
-        f"{place} cannot be reached. Start the database, or correct host and port in the URL ({text})"
-    )
-
-
-def is_passing(exc: Exception) -> bool:
-    """Whether the server said on connecting that it will soon be there."""
-    text = str(exc)
-    return any(words in text for words in ("starting up", "shutting down", "recovery mode", "not yet accepting"))
-
-
-def _text(exc: Exception) -> str:
-    return " ".join(str(exc).split()) or type(exc).__name__
-
-
-# ---- pool log
-# What the pools of this store log, said once in a while: while a database is away they have several lines a second.
-
-
-logger: Final = get_logger(__name__)
+# ---- connections
 
 POOL_NAME: Final = "mcp-tasks of "
 """What the names of our pools begin with."""
@@ -175,54 +168,8 @@ POOL_NAME: Final = "mcp-tasks of "
 QUIET_FOR: Final = 60.0
 """Seconds between two lines about a database that is away."""
 
-
-class Pooled:
-    """Marks the connections of our pools."""
-
-    __slots__ = ()
-
-
-class QuietPools(logging.Filter):
-    """Lets through what is not of ours; of the rest, one line of our own that says what is wrong."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._said = -QUIET_FOR
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the line is let through."""
-        args = record.args if isinstance(record.args, tuple) else ()
-        if not any(map(_is_ours, args)) or logging.getLogger(record.name).isEnabledFor(logging.DEBUG):
-            return True
-        errors = [arg for arg in args if isinstance(arg, Exception)]
-        now = time.monotonic()
-        if errors and now - self._said >= QUIET_FOR:
-            self._said = now
-            logger.warning("Postgres cannot be reached now, and is tried again until it can: %s", errors[0])
-        return False
-
-
-def _is_ours(arg: object) -> bool:
-    return isinstance(arg, Pooled) or (isinstance(arg, str) and arg.startswith(POOL_NAME))
-
-
-_QUIET: Final = QuietPools()
-
-
-def keep_pools_quiet() -> None:
-    """Have our pools say little from now on. Those of others are heard as before."""
-    logging.getLogger("psycopg.pool").addFilter(_QUIET)
-
-
-T = TypeVar("T")
-
-Connection: TypeAlias = psycopg.AsyncConnection[tuple[Any, ...]]
-Query: TypeAlias = tuple[bytes, dict[str, Any]]
-"""A statement and its values."""
-Row: TypeAlias = tuple[Any, ...]
-
 LONGEST_STATEMENT: Final = 20.0
-"""Seconds after which a statement is given up: the server hangs, or somebody holds a lock for ever."""
+"""Seconds after which a statement is given up: the server hangs, or another session holds a lock for ever."""
 
 _ASK_AGAIN: Final = 1.0
 """Seconds after which the pool is asked anew. It tries to connect when it is asked, and rests between."""
@@ -249,6 +196,55 @@ CONFIGURE: Final = "SELECT {}, {}".format(
 ).encode()
 
 
+class _Connection(psycopg.AsyncConnection[tuple[Any, ...]]):
+    """One of ours."""
+
+
+class _QuietPools(logging.Filter):
+    """Replaces what our pools log by one line a minute that says what is wrong: while a database is away they have
+    several lines a second. Other pools are heard as before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said = -QUIET_FOR
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        args = record.args if isinstance(record.args, tuple) else ()
+        is_ours = any(
+            isinstance(arg, _Connection) or (isinstance(arg, str) and arg.startswith(POOL_NAME)) for arg in args
+        )
+        if not is_ours or logging.getLogger(record.name).isEnabledFor(logging.DEBUG):
+            return True
+        errors = [arg for arg in args if isinstance(arg, Exception)]
+        now = time.monotonic()
+        if errors and now - self._said >= QUIET_FOR:
+            self._said = now
+            logger.warning("Postgres cannot be reached now, and is tried again until it can: %s", errors[0])
+        return False
+
+
+_QUIET: Final = _QuietPools()
+
+
+def connect(url: str, name: str = "mcp-tasks") -> Awaitable[Connection]:
+    """One connection beside the pools, in autocommit mode."""
+    return psycopg.AsyncConnection.connect(url, **_options(url, name))
+
+
+def _options(url: str, name: str) -> dict[str, Any]:
+    # How to find out that a network is cut, where the URL says nothing of it.
+    alive = {
+        "connect_timeout": 5,
+        "keepalives_idle": 10,
+        "keepalives_interval": 5,
+        "keepalives_count": 3,
+        "tcp_user_timeout": 20_000,
+    }
+    given = conninfo_to_dict(url)
+    wanted = {option: value for option, value in alive.items() if option not in given}
+    return {"autocommit": True, "fallback_application_name": name, **wanted}
+
+
 class Session:
     """One connection for one piece of work.
 
@@ -266,29 +262,23 @@ class Session:
         self._database.round_trips += 1
         return await _rows(await self._connection.execute(sql, values, binary=True))
 
-    async def transaction(self, *queries: Query) -> list[Row]:
-        """Run the statements as one transaction in one round trip; the rows of the last."""
-        self._database.round_trips += 1
-        connection = self._connection
-        async with connection.pipeline():
-            await connection.execute(b"BEGIN")
-            cursors = [await connection.execute(sql, values, binary=True) for sql, values in queries]
-            await connection.execute(b"COMMIT")
-        return await _rows(cursors[-1])
+    async def transaction(
+        self, *queries: Query, then: Callable[[list[list[Row]]], Sequence[Query]] | None = None
+    ) -> list[Row]:
+        """Run the statements as one transaction in one round trip; the rows of the last.
 
-    async def in_two_parts(self, *queries: Query, then: Callable[[list[list[Row]]], Sequence[Query]]) -> list[Row]:
-        """Run the statements in one round trip, and those that follow from their rows in another, as one transaction.
-
-        Gives the rows of the last.
+        Args:
+            then: Statements that follow from the rows, in the same transaction and a second round trip.
         """
-        self._database.round_trips += 2
+        self._database.round_trips += 1 if then is None else 2
         connection = self._connection
         async with connection.pipeline() as pipeline:
             await connection.execute(b"BEGIN")
             cursors = [await connection.execute(sql, values, binary=True) for sql, values in queries]
-            await pipeline.sync()
-            rows = [await _rows(cursor) for cursor in cursors]
-            cursors = [await connection.execute(sql, values, binary=True) for sql, values in then(rows)]
+            if then is not None:
+                await pipeline.sync()
+                following = then([await _rows(cursor) for cursor in cursors])
+                cursors = [await connection.execute(sql, values, binary=True) for sql, values in following]
             await connection.execute(b"COMMIT")
         return await _rows(cursors[-1]) if cursors else []
 
@@ -296,10 +286,6 @@ class Session:
         """End a transaction of which a statement failed."""
         self._database.round_trips += 1
         await self._connection.rollback()
-
-
-class _Connection(Pooled, psycopg.AsyncConnection[tuple[Any, ...]]):
-    """One of ours."""
 
 
 class Database:
@@ -317,17 +303,17 @@ class Database:
         self._connections = connections
         self._patience = patience
         self._pool: AsyncConnectionPool[Connection] | None = None
-        self._at_work = 0
-        self._at_rest = asyncio.Event()
-        self._discarding = set[asyncio.Future[None]]()
+        self._under_way = 0
+        self._idle = asyncio.Event()
+        self._discarding = BackgroundTasks()
 
     async def open(self) -> None:
-        """Start the pool. That the database is there has been seen by whoever calls this."""
-        keep_pools_quiet()
+        """Start the pool. The caller has seen that the database is there."""
+        logging.getLogger("psycopg.pool").addFilter(_QUIET)
         self._pool = AsyncConnectionPool(
             self._url,
             connection_class=_Connection,
-            kwargs={"autocommit": True, "fallback_application_name": "mcp-tasks", **keeping_alive(self._url)},
+            kwargs=_options(self._url, "mcp-tasks"),
             min_size=1,
             max_size=self._connections,
             configure=_configure,
@@ -345,11 +331,15 @@ class Database:
         pool, self._pool = self._pool, None
         if pool is None:
             return
-        while self._at_work:
-            self._at_rest = asyncio.Event()
-            await self._at_rest.wait()
+        while self._under_way:
+            self._idle = asyncio.Event()
+            await self._idle.wait()
         await asyncio.gather(*self._discarding)
         await pool.close()
+
+    async def rows(self, sql: bytes, values: dict[str, Any], *, writes: bool = False) -> Sequence[Row]:
+        """The rows of a statement that only reads, or that may run twice."""
+        return await self.run(lambda session: session.rows(sql, values), writes=writes)
 
     async def run(self, work: Callable[[Session], Awaitable[T]], *, writes: bool = True) -> T:
         """Do the work on a connection; if that breaks, on another, for as long as the patience lasts.
@@ -360,23 +350,16 @@ class Database:
         Raises:
             StoreError: It could not be done, or the work raised it.
         """
-        pool = self._opened()
-        self._at_work += 1
+        pool = self._pool
+        if pool is None:
+            raise UsageError(f"the store {self.place} is not open: `await store.open()` comes first")
+        self._under_way += 1
         try:
             return await self._persist(pool, work, writes=writes)
         finally:
-            self._at_work -= 1
-            if not self._at_work:
-                self._at_rest.set()
-
-    async def rows(self, sql: bytes, values: dict[str, Any], *, writes: bool = False) -> Sequence[Row]:
-        """The rows of a statement that only reads, or that may run twice."""
-        return await self.run(lambda session: session.rows(sql, values), writes=writes)
-
-    def _opened(self) -> AsyncConnectionPool[Connection]:
-        if self._pool is None:
-            raise UsageError(f"the store {self.place} is not open: `await store.open()` comes first")
-        return self._pool
+            self._under_way -= 1
+            if not self._under_way:
+                self._idle.set()
 
     async def _persist(
         self, pool: AsyncConnectionPool[Connection], work: Callable[[Session], Awaitable[T]], *, writes: bool
@@ -389,7 +372,7 @@ class Database:
             except StoreError:
                 raise
             except Exception as exc:
-                # What a later attempt is told says nothing of an earlier one whose answer was lost.
+                # An error of a later attempt says nothing of an earlier one whose answer was lost.
                 may_have_happened = may_have_happened or (writes and is_unanswered(exc))
                 passes = is_lost(exc) or is_collision(exc)
                 if not passes or asyncio.get_running_loop().time() >= deadline:
@@ -411,23 +394,12 @@ class Database:
             await pool.putconn(connection)
             raise
         except BaseException:
-            # Who is being cancelled may not wait, and a connection that is not given back is missing for good.
-            self._discard(pool, connection)
+            # A caller that is being cancelled may not wait, and a connection that is not given back is missing for
+            # good.
+            self._discarding.start(_discard(pool, connection))
             raise
         await pool.putconn(connection)
         return done
-
-    def _discard(self, pool: AsyncConnectionPool[Connection], connection: Connection) -> None:
-        """Close a connection, whatever state it is in, and have the pool make another: that takes milliseconds."""
-
-        async def give_back() -> None:
-            await connection.close()
-            with suppress(psycopg.Error):
-                await pool.putconn(connection)
-
-        task = asyncio.ensure_future(give_back())
-        self._discarding.add(task)
-        task.add_done_callback(self._discarding.discard)
 
     async def _connection(self, pool: AsyncConnectionPool[Connection], deadline: float) -> Connection:
         while True:
@@ -441,21 +413,15 @@ class Database:
                 raise UsageError(f"the store {self.place} was closed") from exc
 
 
+async def _discard(pool: AsyncConnectionPool[Connection], connection: Connection) -> None:
+    """Close a connection, whatever state it is in, and have the pool make another: that takes milliseconds."""
+    await connection.close()
+    with suppress(psycopg.Error):
+        await pool.putconn(connection)
+
+
 async def _rows(cursor: psycopg.AsyncCursor[Row]) -> list[Row]:
     return await cursor.fetchall() if cursor.description is not None else []
-
-
-def keeping_alive(url: str) -> dict[str, Any]:
-    """How to find out that a network is cut, where the URL says nothing of it."""
-    wanted = {
-        "connect_timeout": 5,
-        "keepalives_idle": 10,
-        "keepalives_interval": 5,
-        "keepalives_count": 3,
-        "tcp_user_timeout": 20_000,
-    }
-    given = conninfo_to_dict(url)
-    return {name: value for name, value in wanted.items() if name not in given}
 
 
 async def _configure(connection: Connection) -> None:
@@ -477,11 +443,8 @@ def _is_readable(socket: int) -> bool:
 
 
 # ---- notifier
-# Hints between processes by LISTEN and NOTIFY.
-
 
 CHANNEL: Final = "mcp_tasks"
-_LISTEN: Final = f"LISTEN {CHANNEL}".encode()
 _NOTIFY: Final = f"SELECT pg_notify('{CHANNEL}', payload) FROM unnest(%(payloads)s::text[]) AS payload".encode()
 
 LARGEST_PAYLOAD: Final = 7_900
@@ -493,7 +456,7 @@ only the newest. Each telling is a round trip, and a busy process would make one
 
 
 class PostgresNotifier(RemoteNotifier):
-    """Carries hints by LISTEN and NOTIFY."""
+    """Carries hints between processes by LISTEN and NOTIFY."""
 
     def __init__(self, url: str, database: Database) -> None:
         super().__init__(database.place)
@@ -522,10 +485,8 @@ class PostgresNotifier(RemoteNotifier):
         return isinstance(exc, psycopg.Error | OSError)
 
     async def _hear(self, connected: asyncio.Event) -> None:
-        async with await psycopg.AsyncConnection.connect(
-            self._url, autocommit=True, fallback_application_name="mcp-tasks hints", **keeping_alive(self._url)
-        ) as connection:
-            await connection.execute(_LISTEN)
+        async with await connect(self._url, "mcp-tasks hints") as connection:
+            await connection.execute(f"LISTEN {CHANNEL}".encode())
             connected.set()
             async for notify in connection.notifies():
                 self._take(notify.payload)
@@ -547,12 +508,11 @@ class PostgresNotifier(RemoteNotifier):
                 await self._database.rows(_NOTIFY, {"payloads": payloads})
             except (StoreError, UsageError) as exc:
                 # A hint is worth less than the work that caused it.
-                logger.debug("%s: hints were not told: %s", self._database.place, exc)
+                logger.debug("%s: hints were not told: %s", self._place, exc)
             await asyncio.sleep(_TOGETHER_FOR)
 
     def _payloads(self) -> list[str]:
-        payloads: list[str] = []
-        hints: list[str] = []
+        lists: list[list[str]] = []
         size = 0
         while (hint := self._untold.pop()) is not None:
             # ASCII, whatever is in the id.
@@ -560,22 +520,16 @@ class PostgresNotifier(RemoteNotifier):
             if len(line) > LARGEST_PAYLOAD:
                 continue
             size += len(line) + 1
-            if size > LARGEST_PAYLOAD:
-                payloads.append(self._payload(hints))
-                hints, size = [], len(line) + 1
-            hints.append(line)
-        return [*payloads, self._payload(hints)] if hints else payloads
-
-    def _payload(self, hints: Sequence[str]) -> str:
-        return f"{self._me} [{','.join(hints)}]"
+            if not lists or size > LARGEST_PAYLOAD:
+                lists.append([])
+                size = len(line) + 1
+            lists[-1].append(line)
+        return [f"{self._me} [{','.join(lines)}]" for lines in lists]
 
 
 # ---- schema
-# Whose tables these are, and bringing them to the schema of this release.
 
-
-_LOCK: Final = b"SELECT pg_advisory_lock(%(lock)s)"
-_LOCK_NUMBER: Final = int.from_bytes(b"mcptasks", "big", signed=True)
+_LOCK: Final = int.from_bytes(b"mcptasks", "big", signed=True)
 
 # Read from the catalogue: `to_regclass` remembers what was not there, also when another process has made it meanwhile.
 _IDENTITY: Final = b"""
@@ -583,11 +537,10 @@ SELECT bool_or(relname = 'mcp_tasks_meta') IS TRUE, bool_or(relname = 'mcp_tasks
 FROM pg_catalog.pg_class
 WHERE relname IN ('mcp_tasks_meta', 'mcp_tasks_tasks') AND relkind IN ('r', 'p') AND pg_catalog.pg_table_is_visible(oid)
 """
-_META: Final = b"SELECT schema, compatible_from, release FROM mcp_tasks_meta"
 _CREATE_META: Final = b"""
-CREATE TABLE mcp_tasks_meta (schema integer NOT NULL, compatible_from integer NOT NULL, release text NOT NULL)
+CREATE TABLE mcp_tasks_meta (schema integer NOT NULL, compatible_from integer NOT NULL, release text NOT NULL);
+INSERT INTO mcp_tasks_meta (schema, compatible_from, release) VALUES (0, 0, '');
 """
-_INSERT_META: Final = b"INSERT INTO mcp_tasks_meta (schema, compatible_from, release) VALUES (0, 0, '')"
 _UPDATE_META: Final = b"""
 UPDATE mcp_tasks_meta SET schema = %(schema)s, compatible_from = %(compatible_from)s, release = %(release)s
 """
@@ -600,7 +553,7 @@ def migrations() -> tuple[str, ...]:
 
 
 async def prepare(connection: Connection, place: str) -> None:
-    """Have the tables of this release, on a connection in autocommit mode that is for nothing else.
+    """Make the tables of this release, on a connection in autocommit mode that is for nothing else.
 
     Raises:
         StoreCorrupt: There are tables of these names that are not ours, or those of a newer release.
@@ -609,8 +562,8 @@ async def prepare(connection: Connection, place: str) -> None:
     if await schema_of(connection, place) >= len(migrations()):
         return
     # Of the session and not of the transaction: one that began before another process made the tables may know from
-    # its cache that they are not there. It is let go of with the connection, which is closed after this.
-    await connection.execute(_LOCK, {"lock": _LOCK_NUMBER})
+    # its cache that they are not there. The lock goes with the connection, which is closed after this.
+    await connection.execute(b"SELECT pg_advisory_lock(%(lock)s)", {"lock": _LOCK})
     async with connection.transaction():
         # Asked again under the lock: another process may have been first.
         schema = await schema_of(connection, place)
@@ -618,7 +571,6 @@ async def prepare(connection: Connection, place: str) -> None:
             return
         if schema == 0:
             await connection.execute(_CREATE_META)
-            await connection.execute(_INSERT_META)
         for script in migrations()[schema:]:
             await connection.execute(script.encode())
         done = {"schema": len(migrations()), "release": this_release()}
@@ -636,7 +588,8 @@ async def schema_of(connection: Connection, place: str) -> int:
             )
         return 0
     try:
-        rows = await (await connection.execute(_META)).fetchall()
+        found = await connection.execute(b"SELECT schema, compatible_from, release FROM mcp_tasks_meta")
+        rows = await found.fetchall()
     except psycopg.errors.UndefinedColumn as exc:
         raise StoreCorrupt(f"{place} has a table mcp_tasks_meta of another application. Choose another.") from exc
     if len(rows) != 1:
@@ -650,10 +603,6 @@ async def schema_of(connection: Connection, place: str) -> int:
     return int(schema)
 
 
-# ---- address
-# Where the database is: the URL as people may see it.
-
-
 _NO_URL: Final = (
     "this is not the URL of a Postgres database. It is postgresql://USER:PASSWORD@HOST:PORT/DATABASE, where special "
     "characters of user and password are written with a percent sign (%40 for @, %2F for /)"
@@ -664,16 +613,14 @@ def name_of(url: str) -> str:
     """The URL as it may be shown.
 
     Raises:
-        UsageError: It is not the URL of a Postgres. What is wrong with it is not said in the driver's words: they
-            show parts of it, and if the password has an @ or a / in it, parts of that.
+        UsageError: It is not the URL of a Postgres. The driver's message is not repeated: it shows parts of the URL,
+            and if the password has an @ or a / in it, parts of that.
     """
     try:
         parts = conninfo_to_dict(url)
-    # AttributeError: what is no string.
-    except (psycopg.ProgrammingError, AttributeError):
+    except (psycopg.ProgrammingError, AttributeError):  # AttributeError: it is no string
         raise UsageError(_NO_URL) from None
-    user, host, port = (str(parts.get(name) or "") for name in ("user", "host", "port"))
-    name = str(parts.get("dbname") or "")
+    user, host, port, name = (str(parts.get(part) or "") for part in ("user", "host", "port", "dbname"))
     # A password with such a character in it is read as host, port or database, and would be shown.
     if not re.fullmatch(r"[\d,]*", port) or set("@/:") & set(name):
         raise UsageError(_NO_URL)

@@ -1,9 +1,8 @@
-"""One round trip to the server: connections that are shared, and attempts that are repeated.
+"""One round trip to the server: connections that are shared, attempts that are repeated, and hints.
 
 A write whose connection broke after it was sent may have been made or not. It is sent again: if it had been made, it
-meets a conflict or an id that is taken, and the write id in the record tells that this is its own doing
-(`BaseStore`). If the server stays out of reach, the caller gets `StoreUnavailable`, which says whether the write
-may have been made.
+meets a conflict or an id that is taken, and the write id in the record tells that this is its own doing (`Store`). If
+the server stays out of reach, the caller gets `StoreUnavailable`, which says whether the write may have been made.
 """
 
 from __future__ import annotations
@@ -11,14 +10,14 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha1
 from importlib.resources import files
 from secrets import token_bytes
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import urlsplit
 
 import anyio
@@ -29,76 +28,52 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import MovedError, NoScriptError
 
+from mcp_tasks._utils import BackgroundTasks
 from mcp_tasks.errors import EncryptionMismatch, StoreCorrupt, StoreError, StoreUnavailable, UsageError
 from mcp_tasks.model.values import names_redis_database
 from mcp_tasks.quiet import get_logger, what
-from mcp_tasks.stores.backend import RemoteNotifier
-from mcp_tasks.stores.base import Hint
-from mcp_tasks.stores.redis.names import from_bytes, to_bytes
+from mcp_tasks.stores.base import Hint, Meanings, meaning_of
+from mcp_tasks.stores.hints import RemoteNotifier
+from mcp_tasks.stores.redis.names import Argument, from_bytes, to_bytes
+
+logger: Final = get_logger(__name__)
 
 # ---- scripts
-# The Lua scripts, each made of files in `lua/`: what several need, and what is its own.
 
-
-_NEEDED: Final[Mapping[str, Sequence[str]]] = {
-    "create": ("indexes", "keeping", "shares", "sealed"),
-    "save": ("indexes", "keeping", "sealed"),
-    "set_note": ("sealed",),
-    "reseal": ("indexes",),
-    "delete": ("indexes", "keeping"),
-    "forget_expired": ("indexes", "keeping"),
-    "hand_out": ("indexes", "shares"),
-    "hand_back": ("indexes",),
-    "usage": ("indexes",),
-}
-"""What a script needs before its own file. Not more: a server reads all of it each time."""
-
-WRITES: Final = frozenset(
-    {
-        *("create", "save", "set_note", "delete", "forget_expired", "hand_out", "hand_back", "heartbeat", "retire"),
-        *("layout", "reseal"),
-    }
+_CHANGES_TASKS: Final = frozenset(
+    {"create", "save", "set_note", "reseal", "delete", "forget_expired", "hand_out", "hand_back"}
 )
+"""The scripts that begin with `lua/tasks.lua`. Not more: the server runs all of a script each time."""
+
+WRITES: Final = _CHANGES_TASKS | {"heartbeat", "retire", "layout"}
 """The scripts that change something."""
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """One script.
+    """A Lua script: what the server runs, and what it knows that by."""
 
-    Attributes:
-        name: What it is called.
-        text: What the server runs.
-        digest: What the server knows it by.
-    """
-
-    name: str
     text: bytes
     digest: str
 
 
 @cache
 def script(name: str) -> Script:
-    """The script in the file of that name."""
-    text = b"\n".join(map(_text, ("arguments", *_NEEDED.get(name, ()), name)))
-    # How Redis names scripts; nothing depends on it that anybody could forge.
-    return Script(name, text, sha1(text, usedforsecurity=False).hexdigest())
-
-
-def _text(name: str) -> bytes:
-    return (files("mcp_tasks.stores.redis") / "lua" / f"{name}.lua").read_bytes()
+    """The script in the file of that name, behind what it needs."""
+    folder = files("mcp_tasks.stores.redis") / "lua"
+    parts = ("arguments", "tasks", name) if name in _CHANGES_TASKS else ("arguments", name)
+    text = b"\n".join((folder / f"{part}.lua").read_bytes() for part in parts)
+    # How Redis names scripts; no secret depends on it.
+    return Script(text, sha1(text, usedforsecurity=False).hexdigest())
 
 
 # ---- errors
-# The driver's exceptions in our words.
-
 
 NOT_REACHED: Final = (driver.ConnectionError, driver.TimeoutError, OSError)
 """What is raised when no answer came: a connection that could not be made, or broke, or took too long."""
 
 _REFUSED: Final = (driver.AuthenticationError, driver.AuthorizationError)
 _MOVING: Final = (driver.MovedError, driver.TryAgainError, driver.ClusterDownError)
-_FAULTS: Final = (driver.RedisError, OSError)
 
 
 class NotConnected(driver.ConnectionError):
@@ -130,12 +105,11 @@ def translate(exc: Exception, place: str, *, may_have_happened: bool) -> StoreEr
 
 def _translated(exc: Exception, place: str) -> StoreError:
     said = f"{getattr(exc, 'status_code', None) or ''} {exc}".strip()
-    for words, (kind, meaning) in _MEANINGS.items():
-        if words in said:
-            return kind(f"{place} {meaning} ({said})")
+    if (error := meaning_of(said, _MEANINGS, place, said, fits=str.__contains__)) is not None:
+        return error
     reason = exc.__cause__ if isinstance(exc, NotConnected) else exc
     if isinstance(reason, driver.TimeoutError | TimeoutError):
-        return StoreUnavailable(f"{place} did not answer in time; it is tried again by whoever needs it. ({said})")
+        return StoreUnavailable(f"{place} did not answer in time; it is tried again when it is needed. ({said})")
     if isinstance(exc, NOT_REACHED):
         return StoreUnavailable(
             f"{place} cannot be reached. Start the server, or look at host, port and network. ({said})"
@@ -143,12 +117,7 @@ def _translated(exc: Exception, place: str) -> StoreError:
     return StoreUnavailable(f"{place} cannot be used: {said}")
 
 
-def is_driver_error(exc: Exception) -> bool:
-    """Whether the exception is one that must not escape as it is."""
-    return isinstance(exc, _FAULTS)
-
-
-_MEANINGS: dict[str, tuple[type[StoreError], str]] = {
+_MEANINGS: Final[Meanings] = {
     "SEALED": (EncryptionMismatch, "has been encrypted since this process opened it. Restart it with the keys."),
     "WRONGTYPE": (
         StoreCorrupt,
@@ -169,7 +138,7 @@ _MEANINGS: dict[str, tuple[type[StoreError], str]] = {
         StoreUnavailable,
         "is in a cluster whose servers do not agree which of them has the tasks. Try again.",
     ),
-    "BUSY ": (StoreUnavailable, "runs somebody's script that does not end (SCRIPT KILL ends it). Try again."),
+    "BUSY ": (StoreUnavailable, "runs a script that does not end (SCRIPT KILL ends it). Try again."),
     "NOPERM": (
         StoreUnavailable,
         "does not let this user do what a task store needs: read, write, EVALSHA, EVAL, SUBSCRIBE and PUBLISH on the "
@@ -183,8 +152,6 @@ _MEANINGS: dict[str, tuple[type[StoreError], str]] = {
 
 
 # ---- address
-# Where the server is: the URL as redis-py reads it, and as people may see it.
-
 
 _SCHEMES: Final = {"redis": "redis", "valkey": "redis", "rediss": "rediss", "valkeys": "rediss", "unix": "unix"}
 
@@ -232,9 +199,8 @@ def shown(url: str) -> str:
 
 
 # ---- packing
-# Commands put together by hiredis. The driver has it do so where it blocks, and not where it is awaited: in Python the
+# Commands are put together by hiredis. The driver does so where it blocks, and not where it is awaited: in Python the
 # thirty arguments of one write took a seventh of a worker's time.
-
 
 try:
     import hiredis
@@ -248,32 +214,31 @@ _Base = AbstractConnection if TYPE_CHECKING else object
 
 @cache
 def packing(kind: type[AbstractConnection]) -> type[AbstractConnection]:
-    """The same kind of connection, with quicker hands; the same one where there is no hiredis."""
+    """The same kind of connection, which packs faster; the same one where there is no hiredis."""
     return kind if _pack is None else type(f"Packing{kind.__name__}", (_Packing, kind), {})
 
 
 class _Packing(_Base):
     def pack_command(self, *args: Any) -> list[bytes]:
-        """One command, ready to be sent."""
         name: str | bytes = args[0]
         # Of a command in two words the driver makes two arguments.
         has_two_words = " " in name if isinstance(name, str) else b" " in name
         return super().pack_command(*args) if _pack is None or has_two_words else [_pack(args)]
 
 
-# ---- clients
-# Which server is talked to, and the connections to it.
-
+# ---- connections
 
 WAIT_FOR_CONNECTION: Final = 30.0
 """Seconds that a call waits for one of the connections while all are in use."""
 
+PAUSES: Final = (0.0, 0.05, 0.1, 0.2, 0.4)
+"""Seconds before each further attempt. A server that is restarted is back after them, mostly."""
+
 
 class _Pool(BlockingConnectionPool):
-    """Connections whose failures to be made are told apart from those that break under a request."""
+    """Tells failures to connect from connections that break under a request."""
 
     async def get_connection(self, *args: Any, **options: Any) -> AbstractConnection:
-        """A connection, ready to be used."""
         try:
             return await super().get_connection(*args, **options)
         except Exception as exc:
@@ -282,90 +247,8 @@ class _Pool(BlockingConnectionPool):
             raise
 
 
-class Clients:
-    """The client that is to be used now.
-
-    Args:
-        max_connections: Calls at a time; more wait for their turn.
-        timeout: Seconds that one attempt may take.
-    """
-
-    def __init__(self, url: str, *, max_connections: int, timeout: float) -> None:
-        self._home = self._url = driver_url(url)
-        self._max_connections = max_connections
-        self.timeout: float = timeout
-        self.current: Redis | None = None
-        self._left: set[asyncio.Task[None]] = set()
-
-    def open(self) -> None:
-        """Have a client. Connections are made when they are needed, and belong to this event loop."""
-        self._url = self._home
-        self.current = self.new(self._max_connections)
-
-    def new(self, max_connections: int) -> Redis:
-        """A client with connections of its own. It repeats nothing by itself, and answers with bytes."""
-        pool = _Pool.from_url(
-            self._url,
-            max_connections=max_connections,
-            timeout=WAIT_FOR_CONNECTION,
-            socket_timeout=self.timeout,
-            socket_connect_timeout=self.timeout,
-            socket_keepalive=True,
-            retry=Retry(NoBackoff(), 0),
-            protocol=2,
-        )
-        pool.connection_class = packing(pool.connection_class)
-        return Redis(connection_pool=pool)
-
-    def follow(self, host: str, port: int) -> None:
-        """Talk to another server of the cluster from now on."""
-        self._use(at(self._home, host, port))
-
-    def go_home(self) -> None:
-        """Talk to the server that the URL names: the other one cannot be reached, and this one may know where to go."""
-        self._use(self._home)
-
-    async def close(self, client: Redis) -> None:
-        """Let go of a client, and of those that were left."""
-        for leaving in list(self._left):
-            leaving.cancel()
-            with suppress(asyncio.CancelledError):
-                await leaving
-        await dispose(client)
-
-    def _use(self, url: str) -> None:
-        if url == self._url or self.current is None:
-            return
-        self._url, left = url, self.current
-        self.current = self.new(self._max_connections)
-        leaving = asyncio.create_task(self._leave(left), name="mcp-tasks leaves a server")
-        self._left.add(leaving)
-        leaving.add_done_callback(self._left.discard)
-
-    async def _leave(self, client: Redis) -> None:
-        """Let go of a client once nobody waits for an answer to it any more."""
-        try:
-            await asyncio.sleep(self.timeout)
-        finally:
-            await dispose(client)
-
-
-async def dispose(client: Redis) -> None:
-    """Let go of a client and its connections, whatever state they are in."""
-    with suppress(Exception):
-        await client.aclose()
-    with suppress(Exception):
-        await client.connection_pool.disconnect()
-
-
-Argument: TypeAlias = bytes | str | int
-
-PAUSES: Final = (0.0, 0.05, 0.1, 0.2, 0.4)
-"""Seconds before each further attempt. A server that is restarted is back after them, mostly."""
-
-
 class Connection:
-    """The server behind a URL.
+    """The server behind a URL, or the one in its cluster that has the keys.
 
     Args:
         prefix: What all keys begin with, hash tag included.
@@ -374,47 +257,65 @@ class Connection:
     """
 
     def __init__(self, url: str, *, prefix: bytes, max_connections: int, timeout: float) -> None:
-        self.clients: Clients = Clients(url, max_connections=max_connections, timeout=timeout)
+        self._home = self._url = driver_url(url)
+        self._max_connections = max_connections
+        self._timeout = timeout
+        self._client: Redis | None = None
+        self._leaving = BackgroundTasks()
         self.place: str = shown(url)
         self.prefix: bytes = prefix
         self.round_trips: int = 0
-        self._is_open = False
+        self.is_open: bool = False
         self._under_way = 0
         self._idle = asyncio.Event()
 
-    @property
-    def is_open(self) -> bool:
-        """Whether calls are taken."""
-        return self._is_open
-
     def open(self) -> None:
-        """Take calls from now on."""
+        """Take calls from now on. Connections are made when they are needed, and belong to this event loop."""
         self._idle = asyncio.Event()
         self._idle.set()
-        self.clients.open()
-        self._is_open = True
+        self._url = self._home
+        self._client = self.new_client(self._max_connections)
+        self.is_open = True
 
     async def close(self) -> None:
-        """Take no more calls, wait for those under way, and let go of the connections."""
-        self._is_open = False
-        if self.clients.current is not None:
-            await self._idle.wait()
-            client, self.clients.current = self.clients.current, None
-            await self.clients.close(client)
+        """Take no more calls, wait for those under way, and close the connections."""
+        self.is_open = False
+        if self._client is None:
+            return
+        await self._idle.wait()
+        client, self._client = self._client, None
+        self._leaving.cancel()
+        await asyncio.gather(*self._leaving, return_exceptions=True)
+        await dispose(client)
+
+    def new_client(self, max_connections: int) -> Redis:
+        """A client with connections of its own. It repeats nothing by itself, and answers with bytes."""
+        pool = _Pool.from_url(
+            self._url,
+            max_connections=max_connections,
+            timeout=WAIT_FOR_CONNECTION,
+            socket_timeout=self._timeout,
+            socket_connect_timeout=self._timeout,
+            socket_keepalive=True,
+            retry=Retry(NoBackoff(), 0),
+            protocol=2,
+        )
+        pool.connection_class = packing(pool.connection_class)
+        return Redis(connection_pool=pool)
 
     async def call(self, *command: Argument) -> Any:
-        """What one command answers. It only reads, or does the same each time.
+        """The answer to one command, which only reads, or does the same each time.
 
         Raises:
-            StoreError: It cannot be had.
+            StoreError: There is none.
         """
         return await self._attempt(lambda client, _: _execute(client, *command), writes=False)
 
     async def run(self, name: str, *arguments: Argument, again: bool = False) -> Any:
-        """What a script answers. With `again`, one more argument says whether it may have been run before.
+        """The answer of a script. With `again`, one more argument says whether it may have been run before.
 
         Raises:
-            StoreError: It cannot be had.
+            StoreError: There is none.
         """
         wanted = script(name)
 
@@ -441,48 +342,62 @@ class Connection:
                 return
 
     async def _attempt(self, act: Callable[[Redis, int], Awaitable[Any]], *, writes: bool) -> Any:
-        if not self._is_open:
+        if not self.is_open:
             raise UsageError(f"the store {self.place} is not open: `await store.open()` comes first")
         self._under_way += 1
         self._idle.clear()
         try:
-            return await self._with_patience(act, writes=writes)
+            return await self._persist(act, writes=writes)
         finally:
             self._under_way -= 1
             if not self._under_way:
                 self._idle.set()
 
-    async def _with_patience(self, act: Callable[[Redis, int], Awaitable[Any]], *, writes: bool) -> Any:
+    async def _persist(self, act: Callable[[Redis, int], Awaitable[Any]], *, writes: bool) -> Any:
         began = time.monotonic()
         may_have_happened = False
         for number, pause in enumerate((*PAUSES, None)):
-            client = cast(Redis, self.clients.current)
+            client = cast(Redis, self._client)
             self.round_trips += 1
             try:
                 return await act(client, number)
-            except Exception as exc:
-                if not is_driver_error(exc):
-                    raise
-                # What a later attempt is told says nothing of an earlier one whose answer was lost.
+            except (driver.RedisError, OSError) as exc:
+                # An error of a later attempt says nothing of an earlier one whose answer was lost.
                 may_have_happened = may_have_happened or (writes and is_unanswered(exc))
                 # At least twice: to a server that was restarted all connections are broken, and a write that was sent
                 # must be asked about.
-                is_late = number > 0 and time.monotonic() - began > self.clients.timeout
+                is_late = number > 0 and time.monotonic() - began > self._timeout
                 if pause is None or is_late or not is_passing(exc):
                     raise translate(exc, self.place, may_have_happened=may_have_happened) from exc
-                self._turn_elsewhere(client, exc)
+                # Unless another call has found that out already: go where the keys are, or to the server that the URL
+                # names, which may know.
+                if client is self._client:
+                    moved = cast("tuple[str, int]", exc.node_addr) if isinstance(exc, MovedError) else None
+                    self._use(at(self._home, *moved) if moved else self._home)
             await asyncio.sleep(pause)
         raise AssertionError("the last attempt returns or raises")
 
-    def _turn_elsewhere(self, client: Redis, exc: Exception) -> None:
-        """Go where the keys are, if they are elsewhere; unless another call has found that out already."""
-        if client is not self.clients.current:
+    def _use(self, url: str) -> None:
+        if url == self._url or self._client is None:
             return
-        if isinstance(exc, MovedError):
-            host, port = cast("tuple[str, int]", exc.node_addr)
-            self.clients.follow(host, port)
-        else:
-            self.clients.go_home()
+        self._url, left = url, self._client
+        self._client = self.new_client(self._max_connections)
+        self._leaving.start(self._leave(left), name="mcp-tasks leaves a server")
+
+    async def _leave(self, client: Redis) -> None:
+        """Close a client when no call waits for an answer to it any more."""
+        try:
+            await asyncio.sleep(self._timeout)
+        finally:
+            await dispose(client)
+
+
+async def dispose(client: Redis) -> None:
+    """Close a client and its connections, whatever state they are in."""
+    with suppress(Exception):
+        await client.aclose()
+    with suppress(Exception):
+        await client.connection_pool.disconnect()
 
 
 async def _execute(client: Redis, *command: Argument) -> Any:
@@ -490,10 +405,6 @@ async def _execute(client: Redis, *command: Argument) -> Any:
 
 
 # ---- notifier
-# Hints between processes, by publish and subscribe.
-
-
-logger: Final = get_logger(__name__)
 
 SENDER = 8
 """Bytes that say which store sent a hint."""
@@ -522,10 +433,10 @@ class RedisNotifier(RemoteNotifier):
         return self._connection.is_open
 
     def _passes(self, exc: Exception) -> bool:
-        return is_driver_error(exc)
+        return isinstance(exc, driver.RedisError | OSError)
 
     async def _hear(self, connected: asyncio.Event) -> None:
-        client = self._connection.clients.new(1)
+        client = self._connection.new_client(1)
         channel = client.pubsub()
         try:
             await channel.subscribe(self._channel)
@@ -558,9 +469,7 @@ class RedisNotifier(RemoteNotifier):
             self._fan.put(Hint(from_bytes(task_id), int(version)))
 
 
-# ---- checkup
-# What is looked at when a store is opened: whose keys these are, and whether the server keeps what it is given.
-
+# ---- checks when a store is opened
 
 LAYOUT: Final = 1
 """How tasks are kept. A release that keeps them in another way raises it, and reads what older ones kept."""

@@ -1,6 +1,6 @@
 """`RedisStore`: tasks in Redis or Valkey, for all processes that reach the server.
 
-Durability is the server's to give, and is looked at when the store is opened: with `appendonly yes` and `appendfsync
+Durability depends on the server, and is checked when the store is opened: with `appendonly yes` and `appendfsync
 always` what was acknowledged survives the death of the server and of its machine; with `everysec` that of the server,
 and of the machine but for the last second; without an append-only file nothing survives but the last snapshot, and the
 store warns. A failover to a replica may lose what the replica had not been sent.
@@ -22,40 +22,66 @@ Weaknesses:
 - While one script runs nothing else does. Each costs some ten microseconds, and a page of a listing a millisecond.
 - While the server is out of reach for seconds, a write that was sent may have been made: `StoreUnavailable` says so
   (`may_have_happened`).
-- Tasks of a lost answer to `hand_out` count as handed out until a sweep finds them idle.
+- Tasks of a lost answer to `hand_out` count as dispatched until a sweep finds them idle.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from heapq import merge
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import anyio
 
 from mcp_tasks.errors import InvalidOption, LimitReached, TaskUnreadable, ValueNotStorable
-from mcp_tasks.model.record import Outcome, TaskRecord, TaskRequest
+from mcp_tasks.model.record import TaskRecord, TaskStatus
 from mcp_tasks.model.values import check_duration, check_instance, check_number, check_text
-from mcp_tasks.stores.backend import BaseStore, Change, Created, Creation, Listing, Place, Row
-from mcp_tasks.stores.base import LARGEST as LARGEST_REQUEST
-from mcp_tasks.stores.base import MOST_COUNTED, Hint, Owners, Ready, Share, Standing, Usage, WorkLimits
-from mcp_tasks.stores.codec import MICROSECOND, Codec, expiry, from_micros, queued_since, sort_key
+from mcp_tasks.stores.base import (
+    EVERYBODY,
+    MOST_COUNTED,
+    AnyOwner,
+    Change,
+    Created,
+    Creation,
+    Hint,
+    Listing,
+    Owners,
+    Part,
+    Place,
+    Ready,
+    Row,
+    Share,
+    Standing,
+    Store,
+    Sweep,
+    Usage,
+    WorkLimits,
+    narrowed,
+)
+from mcp_tasks.stores.codec import (
+    BODY,
+    META,
+    MICROSECOND,
+    REQUEST,
+    STATE,
+    Codec,
+    entry_part,
+    expiry,
+    from_micros,
+    note_id,
+    part_id,
+    queued_since,
+    sort_key,
+)
+from mcp_tasks.stores.encryption import NAME, NAMESPACE, Sample, Value, Vault, is_encrypted
 from mcp_tasks.stores.fairness import ready_of
 from mcp_tasks.stores.redis import names
-from mcp_tasks.stores.redis.connection import (
-    LAYOUT,
-    Argument,
-    Connection,
-    RedisNotifier,
-    check_layout,
-    check_persistence,
-)
-from mcp_tasks.stores.redis.encryption import RedisVault, agree
-from mcp_tasks.stores.redis.names import PLACE, from_bytes, place, to_bytes
+from mcp_tasks.stores.redis.connection import LAYOUT, Connection, RedisNotifier, check_layout, check_persistence
+from mcp_tasks.stores.redis.names import PLACE, Argument, from_bytes, place, to_bytes
 
 AT_ONCE: Final = 1_000
 """Ids in one script."""
@@ -68,24 +94,24 @@ LOOKS: Final = 1_000
 the server meanwhile."""
 
 KEYS_AT_ONCE: Final = 200
-"""Keys that outlived their tasks, and are forgotten with one slice of what has expired."""
+"""Keys that outlived their tasks, and are removed with one slice of what has expired."""
 
-MILLISECOND: Final = timedelta(milliseconds=1)
 KEPT_BEYOND: Final = timedelta(days=1)
 """For how long a task that has expired waits for a sweep before the server removes it by itself."""
 
+_FIELDS: Final[Mapping[Part | None, Sequence[bytes]]] = {None: (), "request": (b"r",), "outcome": (b"b", b"m")}
+"""The fields of a task's row that a part is in."""
 
-class RedisStore(BaseStore):
-    """Keeps tasks on the server that `url` names: `redis://HOST:PORT/DATABASE`, `rediss://…`, `valkey://…`, `valkeys://…`.
+
+class RedisStore(Store):
+    """Keeps tasks on the server that `url` names: `redis://HOST:PORT/DATABASE`, `rediss://…`, `valkey://…`,
+    `valkeys://…`.
 
     Args:
         prefix: What the keys of this store begin with. Stores with different prefixes share a server and nothing else.
         codec: How what is kept of a task becomes bytes; give it a cipher to have it encrypted.
         max_connections: Round trips at a time; more wait for their turn. The heartbeat has a connection of its own.
         timeout: How long one attempt at a round trip may take.
-
-    Attributes:
-        round_trips: How many round trips were made, for those who measure.
     """
 
     def __init__(
@@ -110,6 +136,7 @@ class RedisStore(BaseStore):
         self._pulse = Connection(url, prefix=keys, max_connections=1, timeout=seconds)
         super().__init__(self._connection.place, codec)
         self._notifier = RedisNotifier(self._connection)
+        self._run = self._connection.run
 
     @property
     def round_trips(self) -> int:
@@ -120,7 +147,7 @@ class RedisStore(BaseStore):
         self._connection.open()
         try:
             await check_layout(self._connection)
-            await agree(self._connection, self._codec)
+            await RedisVault(self._connection).agree(self._codec)
             await check_persistence(self._connection)
         except BaseException:
             with anyio.CancelScope(shield=True):
@@ -146,7 +173,7 @@ class RedisStore(BaseStore):
                 await self._connection.close()
 
     async def now(self) -> datetime:
-        seconds, micros = await self._connection.run("now")
+        seconds, micros = await self._run("now")
         return from_micros(int(seconds) * 1_000_000 + int(micros))
 
     async def standing(self) -> Standing:
@@ -157,18 +184,22 @@ class RedisStore(BaseStore):
             # What is no layout at all, `open` says in words.
             return "older" if layout is not None and layout.isdigit() and int(layout) < LAYOUT else "current"
 
+    def notifier(self) -> RedisNotifier:
+        """Hints between the processes that share the server."""
+        return self._notifier
+
     @asynccontextmanager
     async def vault(self) -> AsyncGenerator[RedisVault]:
         async with self._reached() as connection:
             await check_layout(connection)
             yield RedisVault(connection)
 
-    # Writing
+    # ---- writing
 
     async def _create(self, new: Creation) -> Created:
         record, outlives = new.record, new.key_outlives
         _check_sizes(new.state, new.request)
-        answer = await self._connection.run(
+        answer = await self._run(
             "create",
             to_bytes(record.id),
             record.version,
@@ -179,12 +210,11 @@ class RedisStore(BaseStore):
             *_fate(record),
             sort_key(record),
             *_expiry(record),
-            b"" if new.key is None else names.key_name(record.namespace, new.key, record.owner),
+            b"" if new.key is None else names.of_owner("key", record.namespace, record.owner, new.key),
             int(new.key_until_end),
             b"" if outlives is None else outlives // MICROSECOND,
             b"" if new.key is None or record.parent is None else to_bytes(record.parent),
             *names.indexed(record, sort_key(record)),
-            names.sizes(record.namespace, record.owner),
             *names.share_arguments(None if new.handing is None else new.handing.share),
             *self._hint(record),
         )
@@ -203,7 +233,7 @@ class RedisStore(BaseStore):
         parts = () if outcome is None else (outcome.body,) if outcome.meta is None else (outcome.body, outcome.meta)
         entries = [part for kind, key, value in change.lines for part in (kind.encode(), to_bytes(key), value)]
         _check_sizes(change.state, *parts, *entries)
-        answer = await self._connection.run(
+        answer = await self._run(
             "save",
             to_bytes(record.id),
             change.expected,
@@ -212,7 +242,6 @@ class RedisStore(BaseStore):
             *_fate(record),
             *_expiry(record),
             *names.indexed(record, queued_since(record)),
-            names.sizes(record.namespace, record.owner),
             *_list(entries),
             *_list(parts),
             *_list([*_limits(record, change.limits)]),
@@ -223,16 +252,13 @@ class RedisStore(BaseStore):
         return bool(answer == b"saved")
 
     async def _delete(self, task_id: str, expected: int, now: int | None) -> bool:
-        since = b"" if now is None else now
-        answer = await self._connection.run("delete", to_bytes(task_id), expected, since, again=True)
+        answer = await self._run("delete", to_bytes(task_id), expected, b"" if now is None else now, again=True)
         return bool(answer == b"deleted")
 
     async def _forget_expired(self, now: int, limit: int, records: bool) -> Sequence[tuple[int, str, Row | None]]:
-        before, looks = place(now + 1), limit + LOOKS
+        values = place(now + 1), limit, limit + LOOKS, int(records), now, KEYS_AT_ONCE
         while True:
-            is_end, rows = await self._connection.run(
-                "forget_expired", before, limit, looks, int(records), now, KEYS_AT_ONCE
-            )
+            is_end, rows = await self._run("forget_expired", *values)
             # None, and yet not the end: so many were gone by themselves.
             if rows or is_end:
                 return [(int(version), from_bytes(row[0]), _row(*row) if records else None) for version, *row in rows]
@@ -240,11 +266,11 @@ class RedisStore(BaseStore):
     async def hand_out(
         self, namespace: str, share: Share, *, queues: Collection[str] | None = None, mark: bool = True, limit: int
     ) -> Sequence[Ready]:
-        wanted = [names.part(queue) for queue in queues or ()]
+        wanted = [names.part(queue) for queue in dict.fromkeys(queues or ())]
         found: list[TaskRecord] = []
         unreadable: set[bytes] = set()
         while True:
-            rows = await self._connection.run(
+            rows = await self._run(
                 "hand_out",
                 names.part(namespace),
                 limit - len(found),
@@ -254,7 +280,7 @@ class RedisStore(BaseStore):
                 *_list(wanted),
                 *_list([*unreadable]),
             )
-            records = self._readable(_row(*row) for row in rows)
+            records = [record for row in rows if (record := self._readable(_row(*row))) is not None]
             found += records
             others = {row[0] for row in rows} - {to_bytes(record.id) for record in records}
             if not others:
@@ -262,66 +288,48 @@ class RedisStore(BaseStore):
             # Only here it is seen that they cannot be read. They go back, and what they kept from being chosen comes.
             unreadable |= others
             if mark:
-                await asyncio.gather(*(self._connection.run("hand_back", task_id) for task_id in others))
+                await asyncio.gather(*(self._run("hand_back", task_id) for task_id in others))
             else:
                 found.clear()
 
     async def hand_back(self, task_id: str) -> None:
-        await self._connection.run("hand_back", to_bytes(task_id))
+        await self._run("hand_back", to_bytes(task_id))
 
     async def heartbeat(self, worker: str, *, namespace: str, beats: int) -> int:
         return await self._pulse.run("heartbeat", to_bytes(worker), names.name("beats", namespace), beats)
 
     async def retire(self, worker: str) -> None:
-        await self._connection.run("retire", to_bytes(worker))
+        await self._run("retire", to_bytes(worker))
 
     async def _set_note(self, namespace: str, name: str, seen: object, value: bytes) -> bool:
         expected = (seen,) if isinstance(seen, bytes) else ()
-        return bool(
-            await self._connection.run("set_note", names.name("note", namespace, name), *_list(expected), value)
-        )
+        return bool(await self._run("set_note", names.name("note", namespace, name), *_list(expected), value))
 
     def _hint(self, record: TaskRecord) -> tuple[Argument, ...]:
         return self._notifier.message(Hint(record.id, record.version))
 
-    # Reading
+    # ---- reading
 
     async def _fields(self, task_id: str, *fields: bytes) -> Sequence[Any]:
         """Some fields of a task; nothing but None if there is no such task."""
         return await self._connection.call("HMGET", self._connection.prefix + b"t:" + to_bytes(task_id), *fields)
 
-    async def _owned(self, task_id: str, owner: str | None, *fields: bytes) -> Sequence[Any]:
-        """Some fields of a task of this owner; nothing but None if the owner has no such task."""
-        whose = b"" if owner is None else b"=" + to_bytes(owner)
-        found = await self._connection.run("get_owned", to_bytes(task_id), whose, *_list(fields))
-        return found or (None,) * len(fields)
-
-    async def _get(self, task_id: str) -> Row | None:
-        version, *row = await self._fields(task_id, b"v", b"o", b"n", b"s")
-        return None if version is None else _row(to_bytes(task_id), *row)
-
-    async def get_owned(self, task_id: str, owner: str | None) -> TaskRecord | None:
-        version, *row = await self._owned(task_id, owner, b"v", b"o", b"n", b"s")
-        return None if version is None else self._record(_row(to_bytes(task_id), *row))
-
-    async def get_with_request(self, task_id: str) -> tuple[TaskRecord, TaskRequest | None] | None:
-        version, *row, request = await self._connection.run("get_with_request", to_bytes(task_id), LARGEST_REQUEST)
-        return None if version is None else self._with_request(_row(to_bytes(task_id), *row), request)
-
-    async def get_with_outcome(self, task_id: str, owner: str | None) -> tuple[TaskRecord, Outcome | None] | None:
-        version, *row, body, meta = await self._owned(task_id, owner, b"v", b"o", b"n", b"s", b"b", b"m")
-        return None if version is None else await self._with_outcome(_row(to_bytes(task_id), *row), body, meta)
-
-    async def _request(self, task_id: str) -> tuple[str | None, object] | None:
-        version, owner, request = await self._fields(task_id, b"v", b"o", b"r")
-        return None if version is None else (_optional(owner), request)
-
-    async def _outcome(self, task_id: str) -> tuple[str | None, object, object] | None:
-        owner, body, meta = await self._fields(task_id, b"o", b"b", b"m")
-        return None if body is None else (_optional(owner), body, meta)
+    async def _read(
+        self, task_id: str, part: Part | None = None, *, owner: AnyOwner = EVERYBODY, most: int | None = None
+    ) -> tuple[Row, Sequence[Any]] | None:
+        fields = (b"v", b"o", b"n", b"s", *_FIELDS[part])
+        if owner is EVERYBODY and most is None:
+            found = await self._fields(task_id, *fields)
+        else:
+            whose = b"*" if owner is EVERYBODY else b"" if owner is None else b"=" + to_bytes(owner)
+            found = await self._run("read", to_bytes(task_id), whose, b"" if most is None else most, *_list(fields))
+        if not found or found[0] is None:
+            return None
+        _, stored_owner, namespace, state, *parts = found
+        return (task_id, _optional(stored_owner), from_bytes(namespace or b""), state), parts
 
     async def _journal(self, task_id: str, after: int) -> tuple[str | None, Sequence[tuple[int, str, str, object]]]:
-        owner, items = await self._connection.run("journal", to_bytes(task_id), after)
+        owner, items = await self._run("journal", to_bytes(task_id), after)
         if len(items) % 3:
             why = "its journal is damaged (it ends in the middle of an entry); restore a backup, or delete the task"
             raise TaskUnreadable(task_id, why, owner=_optional(owner))
@@ -331,39 +339,32 @@ class RedisStore(BaseStore):
         ]
 
     async def _list(self, listing: Listing) -> tuple[Sequence[tuple[Place, Row]], Place | None]:
-        index, status = names.listing(listing.namespace, listing.whose, listing.status), listing.status
-        wanted, way = "" if status is None else status.value, "newest" if listing.newest_first else ""
-        limit, looks = listing.limit, listing.limit + LOOKS
-        last, found = await self._connection.run(
-            "list", index, _member(listing.after), limit, listing.now, wanted, looks, way
+        status, limit = listing.status, listing.limit
+        last, found = await self._run(
+            "list",
+            names.listing(listing.namespace, listing.field, listing.of, status),
+            _member(listing.after),
+            limit,
+            listing.now,
+            "" if status is None else status.value,
+            limit + LOOKS,
+            "newest" if listing.newest_first else "",
         )
         rows = [(_place(member), _row(member[PLACE:], *row)) for member, *row in found]
         # Short of what was asked for, because much was passed over: there may be more behind it.
         return rows, _place(last) if last else None
 
-    async def _queued(
-        self, namespace: str, handed_out: bool | None, after: Place | None, limit: int
-    ) -> Sequence[Place]:
-        kinds = {None: ("waiting", "handed"), True: ("handed",), False: ("waiting",)}[handed_out]
-        return await self._places([names.name(kind, namespace) for kind in kinds], after, limit)
-
-    async def _due(self, namespace: str, now: int, after: Place | None, limit: int) -> Sequence[Place]:
-        return await self._places([names.name("due", namespace)], after, limit, last=b"(" + place(now + 1))
-
-    async def _claimed(self, worker: str, after: Place | None, limit: int) -> Sequence[Place]:
-        return await self._places([names.name("claimed", worker)], after, limit)
-
-    async def _places(
-        self, indexes: Sequence[bytes], after: Place | None, limit: int, last: bytes = b"+"
-    ) -> Sequence[Place]:
-        first = b"-" if after is None else b"(" + _member(after)
-        found = await self._connection.run(
-            "ranges", limit, *_list([part for index in indexes for part in (index, first, last)])
-        )
-        return [_place(member) for member in islice(merge(*found), limit)]
+    async def _ids(self, sweep: Sweep) -> Sequence[Place]:
+        kinds = {None: ("waiting", "handed"), True: ("handed",), False: ("waiting",)}[sweep.handed_out]
+        indexes = [names.name(kind, sweep.of) for kind in (kinds if sweep.kind == "queued" else (sweep.kind,))]
+        first = b"-" if sweep.after is None else b"(" + _member(sweep.after)
+        last = b"(" + place(sweep.now + 1) if sweep.kind == "due" else b"+"
+        ranges = _list([part for index in indexes for part in (index, first, last)])
+        found = await self._run("ranges", sweep.limit, *ranges)
+        return [_place(member) for member in islice(merge(*found), sweep.limit)]
 
     async def _backlog(self, namespace: str, now: int) -> Iterable[tuple[str, int, int | None, int | None]]:
-        found = await self._connection.run("backlog", names.part(namespace), place(now + 1))
+        found = await self._run("backlog", names.part(namespace), place(now + 1))
         return [
             (
                 names.whole(queue),
@@ -375,8 +376,10 @@ class RedisStore(BaseStore):
         ]
 
     async def usage(self, namespace: str, whose: Owners) -> Usage:
-        size_index, open_ones = names.usage(namespace, whose)
-        count, size = await self._connection.run("usage", size_index, *_list(open_ones))
+        field, of = narrowed(whose)
+        open_ones = [names.listing(namespace, field, of, status) for status in TaskStatus if not status.is_final]
+        sized = b"" if whose is EVERYBODY else names.of_owner("bytes", namespace, of)
+        count, size = await self._run("usage", sized, *_list(open_ones))
         return Usage(open_tasks=min(count, MOST_COUNTED), stored_bytes=int(size))
 
     async def versions(self, task_ids: Collection[str]) -> dict[str, int]:
@@ -388,12 +391,12 @@ class RedisStore(BaseStore):
         versions: dict[str, int] = {}
         for start in range(0, len(ids), AT_ONCE):
             some = ids[start : start + AT_ONCE]
-            found = await self._connection.run("versions", *map(to_bytes, some))
+            found = await self._run("versions", *map(to_bytes, some))
             versions |= {task_id: int(version) for task_id, version in zip(some, found, strict=True) if version}
         return versions
 
     async def workers(self, namespace: str) -> dict[str, int]:
-        found = await self._connection.run("workers", names.name("beats", namespace), names.name("having", namespace))
+        found = await self._run("workers", names.name("beats", namespace), names.name("having", namespace))
         return {from_bytes(worker): int(beats) for worker, beats in zip(found[::2], found[1::2], strict=True)}
 
     async def namespaces(self) -> Sequence[str]:
@@ -402,15 +405,11 @@ class RedisStore(BaseStore):
         return sorted(found | {names.whole(key[6:]) async for key in self._connection.names(b"beats:")})
 
     async def id_under(self, key: str, *, namespace: str, owner: str | None) -> str | None:
-        found = await self._connection.call("GET", self._connection.prefix + names.key_name(namespace, key, owner))
-        return None if found is None else from_bytes(found)
+        place = names.of_owner("key", namespace, owner, key)
+        return _optional(await self._connection.call("GET", self._connection.prefix + place))
 
     async def _note(self, namespace: str, name: str) -> object:
         return await self._connection.call("HGET", self._connection.prefix + names.name("note", namespace, name), "v")
-
-    def notifier(self) -> RedisNotifier:
-        """Hints between the processes that share the server."""
-        return self._notifier
 
     def _deletion(self, start: str, is_whole: bool) -> str:
         # Not `DEL`: a task is in indexes as well.
@@ -452,15 +451,15 @@ def _expiry(record: TaskRecord) -> tuple[Argument, ...]:
     expires = expiry(record)
     if expires is None or record.retention is None:
         return b"", b""
-    return expires, (record.retention + KEPT_BEYOND) // MILLISECOND if record.is_final else b""
+    return expires, (record.retention + KEPT_BEYOND) // timedelta(milliseconds=1) if record.is_final else b""
 
 
 def _limits(record: TaskRecord, limits: WorkLimits | None) -> Iterator[Argument]:
     """What is limited, to how many, and the index of those at work."""
     if limits is not None and limits.tool is not None:
-        yield from ("tool", limits.tool, names.tool_at_work(record.namespace, record.method, record.name))
+        yield from ("tool", limits.tool, names.name("tool-at-work", record.namespace, record.method, record.name))
     if limits is not None and limits.owner is not None:
-        yield from ("owner", limits.owner, names.owner_at_work(record.namespace, record.owner))
+        yield from ("owner", limits.owner, names.of_owner("owner-at-work", record.namespace, record.owner))
 
 
 def _check_sizes(*values: bytes) -> None:
@@ -469,3 +468,86 @@ def _check_sizes(*values: bytes) -> None:
         raise ValueNotStorable(
             f"a value of {largest:,} bytes cannot be stored, because Redis takes at most {LARGEST:,} in one piece"
         )
+
+
+# ---- encryption
+# What the server still has of earlier values (its append-only file, snapshots, replicas) is described in
+# docs/encryption.md.
+
+_PLACE: Final = names.name("note", NAMESPACE, NAME)
+_SEALED: Final = ((b"s", STATE), (b"r", REQUEST), (b"b", BODY), (b"m", META))
+"""The encrypted fields of a task's row: its state, its request, its outcome, and what belongs to that."""
+
+
+def _bound_to(key: bytes) -> str:
+    """What the note of that key is bound to."""
+    _, namespace, note = (names.whole(part) for part in key.split(b":"))
+    return note_id(namespace, note)
+
+
+class RedisVault(Vault):
+    """The keys of one prefix."""
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__(connection.place)
+        self._connection = connection
+
+    async def _call(self, command: str, key: bytes, *arguments: Argument) -> Any:
+        return await self._connection.call(command, self._connection.prefix + key, *arguments)
+
+    async def note(self) -> bytes | None:
+        return await self._call("HGET", _PLACE, "v")
+
+    async def write_note(self, note: bytes) -> None:
+        await self._call("HSET", _PLACE, "v", note)
+
+    async def sample(self) -> Sample | None:
+        async for key in self._connection.names(b"t:"):
+            if (state := await self._call("HGET", key, "s")) is not None:
+                return part_id(from_bytes(key.removeprefix(b"t:")), STATE), state
+        async for key in self._connection.names(b"note:"):
+            if key != _PLACE and (value := await self._call("HGET", key, "v")) is not None:
+                return _bound_to(key), value
+        return None
+
+    async def mark(self, note: bytes) -> None:
+        await self._call("HSETNX", _PLACE, "v", note)
+        # From here on nothing plain can be added (`lua/tasks.lua`). Just before, it could; then the second look of
+        # `agree` refuses it.
+        if (sample := await self.sample()) is not None and not is_encrypted(sample[1]):
+            await self._call("DEL", _PLACE)
+
+    async def heartbeats(self) -> Mapping[str, int]:
+        found: dict[str, int] = {}
+        async for key in self._connection.names(b"beats:"):
+            beats = cast("dict[bytes, bytes]", await self._call("HGETALL", key))
+            found |= {from_bytes(worker): int(count) for worker, count in beats.items()}
+        return found
+
+    async def values(self) -> AsyncIterator[Value]:
+        async for key in self._connection.names(b"t:"):
+            task_id = from_bytes(key.removeprefix(b"t:"))
+            for field, part in _SEALED:
+                if (data := await self._call("HGET", key, field)) is not None:
+                    yield Value(("field", key, field), part_id(task_id, part), data)
+        async for key in self._connection.names(b"j:"):
+            task_id, place = from_bytes(key.removeprefix(b"j:")), 1
+            # Three items for each entry: kind, key and value.
+            while len(entry := cast("list[bytes]", await self._call("LRANGE", key, place - 1, place + 1))) == 3:
+                kind, its_key, data = entry
+                bound_to = part_id(task_id, entry_part(from_bytes(kind)))
+                yield Value(("entry", key, place), bound_to, data, from_bytes(its_key))
+                place += 3
+        async for key in self._connection.names(b"note:"):
+            if key != _PLACE and (data := await self._call("HGET", key, b"v")) is not None:
+                yield Value(("field", key, b"v"), _bound_to(key), data)
+
+    async def replace(self, value: Value, key: str | None, new: bytes) -> bool:
+        values = (value.data, new) if key is None else (value.data, to_bytes(key), new)
+        return bool(await self._connection.run("reseal", *value.where, *values))
+
+    async def again(self, value: Value) -> Value | None:
+        kind, key, field = value.where
+        # What is in a journal does not change; it may be gone.
+        data = await self._call("HGET", key, field) if kind == "field" else None
+        return None if data is None else Value(value.where, value.bound_to, data)

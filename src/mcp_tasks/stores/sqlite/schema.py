@@ -1,8 +1,8 @@
-"""Identifies the file, and brings it to the schema of this release.
+"""What makes a file a task store: its mark, its schema, and whether it is encrypted.
 
 A fresh file is marked with `application_id`, so that no other program's database is ever written into, and
-`user_version` counts the migrations in `migrations/`. Both are part of the transaction that applies them:
-processes that start together on one new file queue for its lock, and all but the first find the work done.
+`user_version` counts the migrations in `migrations/`. Both are part of the transaction that applies them: processes
+that start together on one new file queue for its lock, and all but the first find the work done.
 
 A file of a newer release is used as it is, if it says that releases such as this one may (`compatible_from` in `meta`).
 """
@@ -12,19 +12,21 @@ from __future__ import annotations
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import closing, suppress
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from anyio import from_thread
 
 from mcp_tasks.errors import StoreCorrupt, StoreUnavailable
 from mcp_tasks.files import FileId
 from mcp_tasks.quiet import get_logger
+from mcp_tasks.stores.codec import Codec
+from mcp_tasks.stores.encryption import NAME, NAMESPACE, Sample, SqlVault, Value, as_bytes, note_to_write, sql_samples
 from mcp_tasks.stores.migrations import compatible_from, scripts_of, this_release
-from mcp_tasks.stores.sqlite.file import connect, create_file, is_busy, retry_while_busy
+from mcp_tasks.stores.sqlite.file import connect, create_file, from_text, is_busy, retry_while_busy, to_text
 
 logger: Final = get_logger(__name__)
 
@@ -33,12 +35,17 @@ APPLICATION_ID = int.from_bytes(b"MCPT", "big")
 LEDGER_APPLICATION_ID = int.from_bytes(b"MCPL", "big")
 """What a client's ledger is marked with: the other file of this package, and easily taken for this one."""
 
-
 UPGRADE_PATIENCE = 600.0
 """Seconds to wait for an upgrade by another process: a large file takes longer than any other lock is held."""
 
 _PAUSE = 0.1
 """Seconds between two looks at whether the other process is done."""
+
+
+@cache
+def migrations() -> tuple[str, ...]:
+    """The SQL scripts in their order; script number n takes a file from schema n - 1 to n."""
+    return scripts_of("mcp_tasks.stores.sqlite")
 
 
 def prepare(path: Path, *, patience: float, upgrade_patience: float = UPGRADE_PATIENCE) -> FileId:
@@ -63,7 +70,7 @@ def prepare(path: Path, *, patience: float, upgrade_patience: float = UPGRADE_PA
 
 
 def _wait_for_upgrade(path: Path, patience: float) -> None:
-    """Wait until another process has upgraded the file, or has died of it: then it is our turn.
+    """Wait until another process has upgraded the file, or has died while it did: then this one upgrades it.
 
     To end that process, as is good advice for other locks, would undo its work.
     """
@@ -71,7 +78,7 @@ def _wait_for_upgrade(path: Path, patience: float) -> None:
     deadline = time.monotonic() + patience
     while True:
         try:
-            return retry_while_busy(lambda: _prepare(path), patience=0)
+            return _prepare(path)
         except sqlite3.OperationalError as exc:
             if not is_busy(exc):
                 raise
@@ -81,7 +88,7 @@ def _wait_for_upgrade(path: Path, patience: float) -> None:
                     f"{path} is being upgraded by another process; wait for it, and start again."
                 ) from exc
         time.sleep(_PAUSE)
-        with suppress(RuntimeError):  # not in a thread of anyio's, so there is nobody who could cancel this
+        with suppress(RuntimeError):  # not in a thread of anyio's, so nothing could cancel this
             from_thread.check_cancelled()
 
 
@@ -106,21 +113,6 @@ def schema_of_file(path: Path) -> int:
         return _schema_of(connection, path)
 
 
-def _prepare(path: Path) -> None:
-    with closing(connect(path, timeout=0)) as connection:
-        schema = _schema_of(connection, path)
-        _use_wal(connection, path)
-        if schema < len(migrations()):
-            connection.execute("BEGIN IMMEDIATE")
-            _migrate(connection, path)
-
-
-@cache
-def migrations() -> tuple[str, ...]:
-    """The SQL scripts in their order; script number n takes a file from schema n - 1 to n."""
-    return scripts_of("mcp_tasks.stores.sqlite")
-
-
 def _schema_of(connection: sqlite3.Connection, path: Path) -> int:
     """The schema number of the file, 0 for an empty one; raises if it is not ours to use."""
     application, schema, tables = _identity(connection)
@@ -130,21 +122,14 @@ def _schema_of(connection: sqlite3.Connection, path: Path) -> int:
         if application or schema or tables:
             raise StoreCorrupt(f"{path} is a SQLite database of another application. Choose another path.")
         return 0
-    if schema > len(migrations()) and not _is_compatible(connection):
-        raise StoreCorrupt(
-            f"{path} has schema {schema}, and this release knows up to {len(migrations())}. "
-            f"Use {_release_of(connection)} or a newer one."
-        )
+    if schema > len(migrations()):
+        first, release = _meta(connection)
+        if not isinstance(first, int) or not 0 < first <= len(migrations()):
+            raise StoreCorrupt(
+                f"{path} has schema {schema}, and this release knows up to {len(migrations())}. "
+                f"Use {release} or a newer one."
+            )
     return schema
-
-
-def _is_compatible(connection: sqlite3.Connection) -> bool:
-    """Whether a file of a newer release may be used by this one."""
-    try:
-        ((first,),) = connection.execute("SELECT compatible_from FROM meta").fetchall()
-        return isinstance(first, int) and 0 < first <= len(migrations())
-    except (sqlite3.DatabaseError, ValueError):
-        return False
 
 
 def _identity(connection: sqlite3.Connection) -> tuple[int, int, int]:
@@ -155,31 +140,37 @@ def _identity(connection: sqlite3.Connection) -> tuple[int, int, int]:
     ).fetchall()[0]
 
 
-def _use_wal(connection: sqlite3.Connection, path: Path) -> None:
-    # INCREMENTAL must be chosen while the file is empty; on any other file the pragma does nothing. Without
-    # it a file never gets smaller again, and tasks come and go. See `Writer` for when pages are given back.
-    connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
-    mode = connection.execute("PRAGMA journal_mode = WAL").fetchall()
-    if mode != [("wal",)]:
-        raise StoreUnavailable(f"{path} is where SQLite's WAL mode does not work. Choose a path on a local disk.")
+def _meta(connection: sqlite3.Connection) -> tuple[object, str]:
+    """What a newer release left: from which schema on releases may use the file, and its name."""
+    try:
+        ((release, first),) = connection.execute("SELECT release, compatible_from FROM meta").fetchall()
+        return first, f"mcp-tasks {release}"
+    except (sqlite3.Error, ValueError):
+        return None, "the release of mcp-tasks that wrote it"
+
+
+def _prepare(path: Path) -> None:
+    with closing(connect(path, timeout=0)) as connection:
+        schema = _schema_of(connection, path)
+        # INCREMENTAL must be chosen while the file is empty; on any other file the pragma does nothing. Without it a
+        # file never gets smaller again, and tasks come and go. See `Writer` for when pages are given back.
+        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+        if connection.execute("PRAGMA journal_mode = WAL").fetchall() != [("wal",)]:
+            raise StoreUnavailable(f"{path} is where SQLite's WAL mode does not work. Choose a path on a local disk.")
+        if schema < len(migrations()):
+            with _transaction(connection):
+                _migrate(connection, path)
 
 
 def _migrate(connection: sqlite3.Connection, path: Path) -> None:
-    """Apply what is missing, in the transaction that the caller began."""
-    try:
-        # Asked again under the lock: another process may have been first.
-        for script in migrations()[_schema_of(connection, path) :]:
-            for statement in _statements(script):
-                connection.execute(statement)
-        marks = (this_release(), compatible_from(migrations()))
-        connection.execute("UPDATE meta SET release = ?, compatible_from = ?", marks)
-        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-        connection.execute(f"PRAGMA user_version = {len(migrations())}")
-        connection.execute("COMMIT")
-    except BaseException:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        raise
+    # Asked again under the lock: another process may have been first.
+    for script in migrations()[_schema_of(connection, path) :]:
+        for statement in _statements(script):
+            connection.execute(statement)
+    marks = (this_release(), compatible_from(migrations()))
+    connection.execute("UPDATE meta SET release = ?, compatible_from = ?", marks)
+    connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    connection.execute(f"PRAGMA user_version = {len(migrations())}")
 
 
 def _statements(script: str) -> Iterator[str]:
@@ -192,9 +183,111 @@ def _statements(script: str) -> Iterator[str]:
             statement = ""
 
 
-def _release_of(connection: sqlite3.Connection) -> str:
+@contextmanager
+def _transaction(connection: sqlite3.Connection) -> Generator[None]:
+    connection.execute("BEGIN IMMEDIATE")
     try:
-        ((release,),) = connection.execute("SELECT release FROM meta").fetchall()
-        return f"mcp-tasks {release}"
-    except (sqlite3.Error, ValueError):
-        return "the release of mcp-tasks that wrote it"
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+# ---- encryption
+
+_SET_NOTE: Final = "INSERT OR REPLACE INTO notes (namespace, name, value) VALUES (?, ?, ?)"
+
+BATCH: Final = 8 * 1024 * 1024
+"""Bytes that are written between two commits."""
+
+
+def agree(connection: sqlite3.Connection, codec: Codec, path: Path) -> None:
+    """Check that the file is encrypted as the codec is, and mark a new file.
+
+    Raises:
+        EncryptionMismatch: It is not.
+        sqlite3.Error: SQLite refused; the caller translates.
+    """
+    if _note_to_write(connection, codec, path) is None:
+        return
+    with _transaction(connection):
+        # Asked again under the lock: another process may have been first, and without a key.
+        if (note := _note_to_write(connection, codec, path)) is not None:
+            connection.execute(_SET_NOTE, (NAMESPACE, NAME, note))
+
+
+def _note_to_write(connection: sqlite3.Connection, codec: Codec, path: Path) -> bytes | None:
+    sql = "SELECT value FROM notes WHERE namespace = ? AND name = ?"
+    for (note,) in connection.execute(sql, (NAMESPACE, NAME)).fetchall():
+        return note_to_write(codec, as_bytes(note), None, str(path))
+    found: Sample | None = None
+    try:
+        for sql, bound_to in sql_samples():
+            for *names, value in connection.execute(sql).fetchall() if found is None else ():
+                found = bound_to(*map(from_text, names)), as_bytes(value)
+    except sqlite3.OperationalError:
+        raise
+    except sqlite3.DatabaseError:
+        # Damaged: the verb that meets it says so. But what cannot be read is not to be opened with a key.
+        if codec.encrypts:
+            raise
+    return note_to_write(codec, None, found, str(path))
+
+
+class SqliteVault(SqlVault):
+    """A file that no other connection has open. Its calls block: nothing else runs in the process.
+
+    Raises:
+        StoreUnavailable: Another process has it open.
+    """
+
+    def __init__(self, connection: sqlite3.Connection, place: str) -> None:
+        super().__init__(place, "", from_text)
+        self._connection = connection
+        self._written = 0
+        try:
+            # Before the WAL is used for the first time: then SQLite lets no other connection in, and refuses this one
+            # if there is another.
+            connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+            connection.execute("BEGIN IMMEDIATE")
+            connection.execute("COMMIT")
+        except sqlite3.OperationalError as exc:
+            if not is_busy(exc):
+                raise
+            raise StoreUnavailable(
+                f"{place} is in use. Stop the servers and workers that have it, and try again."
+            ) from exc
+
+    async def rows(self, sql: str, *values: Any) -> Sequence[Any]:
+        return self._connection.execute(sql, values).fetchall()
+
+    async def write_note(self, note: bytes) -> None:
+        self._connection.execute(_SET_NOTE, (NAMESPACE, NAME, note))
+        self._fold()
+
+    async def replace(self, value: Value, key: str | None, new: bytes) -> bool:
+        if not self._connection.in_transaction:
+            self._connection.execute("BEGIN IMMEDIATE")
+        sql, values = self.update(value, None if key is None else to_text(key), new, alone=True)
+        self._connection.execute(sql, values)
+        self._written += len(new) + 1_000
+        if self._written > BATCH:
+            self._commit()
+        return True
+
+    async def clean(self, *, was_plain: bool) -> None:
+        """Write the file anew: no free page has a value any more."""
+        self._commit()
+        self._connection.execute("VACUUM")
+        # Before the note says that it is done: what VACUUM wrote is in the WAL, and the file still as it was.
+        self._fold()
+
+    def _commit(self) -> None:
+        self._written = 0
+        if self._connection.in_transaction:
+            self._connection.execute("COMMIT")
+
+    def _fold(self) -> None:
+        self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()

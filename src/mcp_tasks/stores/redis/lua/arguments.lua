@@ -1,13 +1,13 @@
--- What every script begins with: its arguments, one by one.
+-- Every script begins with this: it takes its arguments one by one.
 --
 -- All keys begin with KEYS[1], which has the hash tag: in a cluster they are in one slot, on one server, so a script may
 -- make up the names of the others.
 --
 -- A task is a hash, `t:ID`, and a list beside it, `j:ID`, its journal, three items to an entry. Its fields:
---   v version   s state   n namespace   o owner (missing: nobody)   st status   f "1" once it has ended
---   e when it expires   r request   b, m outcome   k where its idempotency key is kept   h "1" while handed out
---   ix its places in the indexes, packed   z bytes of request, outcome and journal
---   ko microseconds for which its key outlives it, and kc when it was made; both missing if the key does not
+--   v version   s state   n namespace   o owner (missing: none)   st status   f "1" once it has ended
+--   e when it expires   r request   b, m outcome   k where its idempotency key is kept   h "1" while dispatched
+--   ix its places in the indexes, packed   ko microseconds for which its key outlives it, and kc when it was made; both
+--   missing if the key does not
 --
 -- An index is a sorted set whose scores are all 0, so that its members are in the order of their bytes: a place (eight
 -- bytes for an instant, none where the order means nothing), and behind it the id.
@@ -30,8 +30,5 @@ local function take_list()
 end
 
 local function optional(text)
-  if text == '' then
-    return nil
-  end
-  return text
+  return text ~= '' and text or nil
 end

@@ -4,33 +4,26 @@
 local namespace, before = take(), take()
 
 local order, found = {}, {}
-local function found_in(queue)
-  if not found[queue] then
-    found[queue] = { queue, 0, '', '' }
-    order[#order + 1] = found[queue]
+-- An index is in the order of queues, a colon, and the place: from queue to queue.
+for number, each in ipairs({ { 'queued:', ';' }, { 'parked:', ':' .. before } }) do
+  local index, first = P .. each[1] .. namespace, '-'
+  while true do
+    local member = call('ZRANGEBYLEX', index, first, '+', 'LIMIT', 0, 1)[1]
+    local queue = member and string.match(member, '^([^:]*):')
+    if not queue then
+      break
+    end
+    local from, to = '[' .. queue .. ':', '(' .. queue .. each[2]
+    local count = call('ZLEXCOUNT', index, from, to)
+    if count > 0 then
+      if not found[queue] then
+        found[queue] = { queue, 0, '', '' }
+        order[#order + 1] = found[queue]
+      end
+      local row = found[queue]
+      row[2], row[number + 2] = row[2] + count, string.sub(member, #queue + 2, #queue + 9)
+    end
+    first = '[' .. queue .. ';'
   end
-  return found[queue]
-end
-
-for _, queue in ipairs(call('HKEYS', P .. 'queues:' .. namespace)) do
-  local index, row = P .. 'since:' .. namespace .. ':' .. queue, found_in(queue)
-  row[2], row[3] = call('ZCARD', index), call('ZRANGE', index, 0, 0)[1] or ''
-end
-
--- Those that sleep are in the order of their queues, a colon, and the place: from queue to queue.
-local parked, first = P .. 'parked:' .. namespace, '-'
-while true do
-  local member = call('ZRANGEBYLEX', parked, first, '+', 'LIMIT', 0, 1)[1]
-  local queue = member and string.match(member, '^([^:]*):')
-  if not queue then
-    break
-  end
-  local from, to = '[' .. queue .. ':', '(' .. queue .. ':' .. before
-  local count = call('ZLEXCOUNT', parked, from, to)
-  if count > 0 then
-    local row = found_in(queue)
-    row[2], row[4] = row[2] + count, string.sub(call('ZRANGEBYLEX', parked, from, to, 'LIMIT', 0, 1)[1], #queue + 2)
-  end
-  first = '[' .. queue .. ';'
 end
 return order

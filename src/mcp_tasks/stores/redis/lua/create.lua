@@ -1,4 +1,4 @@
--- Keep a new task, unless one stands under its key. Gives `made` and whether it is handed out, `exists`, `standing` with
+-- Keep a new task, unless one stands under its key. Gives `made` and whether it is dispatched, `exists`, `standing` with
 -- the task that stands there, or `spent` if that is gone or has expired and the key outlives it; with the id of the task
 -- if its parent is open, and without one if its parent has ended or is gone.
 
@@ -6,8 +6,7 @@ local id, version, namespace, owner = take(), take(), take(), take_list()
 local state, request, status, ended = take(), take(), take(), take()
 local created, expires, milliseconds = tonumber(take()), optional(take()), optional(take())
 local key, until_end, outlives = optional(take()), take() == '1', optional(take())
-local parent = optional(take())
-local indexed, size_index, share, hint = take_indexed(), take(), take_share(), take_list()
+local parent, indexed, share, hint = optional(take()), take_indexed(), take_share(), take_list()
 
 if is_sealed_against(state) then
   return SEALED
@@ -45,27 +44,23 @@ end
 if ends and tonumber(ends) > created then
   return { 'spent' }
 end
-
 if call('EXISTS', row) == 1 then
   return { 'exists' }
 end
 
-local handed = false
+local line, handed = indexed.line, false
 if share and is_queued(indexed) then
-  local line = indexed.line
-  local namespace, queue, owner, tool = line[NAMESPACE], line[QUEUE], line[OWNER], line[TOOL]
-  handed = route_room(share, namespace, queue, owner, tool) > 0 and owner_room(share, namespace, owner) > 0
-    and (tool_room(share, namespace, tool) or 1) > 0
+  handed = route_room(share, line[NAMESPACE], line[QUEUE], line[OWNER], line[TOOL]) > 0
+    and owner_room(share, line[NAMESPACE], line[OWNER]) > 0
+    and tool_room(share, line[NAMESPACE], line[TOOL]) > 0
 end
 
-local size = #request
-local places = indexed.places
-places[#places + 1], places[#places + 2] = size_index, sized(size)
+indexed.size = #request
 local packed = pack(indexed)
 local fields = { 'v', version, 's', state, 'n', namespace, 'st', status, 'r', request, 'ix', packed }
 local others = {
   o = owner[1], f = optional(ended), e = expires, k = key, h = handed and '1' or nil,
-  z = string.format('%.0f', size), ko = key and outlives, kc = key and outlives and string.format('%.0f', created),
+  ko = key and outlives, kc = key and outlives and string.format('%.0f', created),
 }
 for field, value in pairs(others) do
   fields[#fields + 1] = field

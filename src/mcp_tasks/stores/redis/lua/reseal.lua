@@ -1,47 +1,36 @@
 -- Put new bytes in the place of a field of a row, or of an entry of a journal, if it is still what was seen. Gives whether
--- it was. What is encrypted is longer, so the size of the task is counted anew.
+-- it was. Encrypted bytes are longer, so the size of the task changes.
 
 local kind, name, place, seen = take(), take(), take(), take()
-local key = P .. name
-
-local function grow(id, by)
-  local row = P .. 't:' .. id
-  local found = call('HMGET', row, 'ix', 'h', 'z')
-  local before, after = unpacked(found[1]), unpacked(found[1])
-  if by == 0 or #before.places == 0 then
-    return
-  end
-  local size = tonumber(found[3]) + by
-  for i = 1, #after.places, 2 do
-    if string.sub(after.places[i], 1, 6) == 'sized:' then
-      after.places[i + 1] = sized(size)
-    end
-  end
-  local packed = pack(after)
-  call('HSET', row, 'z', string.format('%.0f', size), 'ix', packed)
-  if call('HEXISTS', P .. 'left', id) == 1 then
-    call('HSET', P .. 'left', id, packed)
-  end
-  reindex(id, before, found[2] == '1', after, found[2] == '1')
-end
+local key, new = P .. name, nil
 
 if kind == 'field' then
   if call('HGET', key, place) ~= seen then
     return 0
   end
-  local new = take()
+  new = take()
   call('HSET', key, place, new)
-  if string.sub(name, 1, 2) == 't:' and place ~= 's' then
-    grow(string.sub(name, 3), #new - #seen)
+else
+  local index = tonumber(place)
+  if call('LINDEX', key, index + 1) ~= seen then
+    return 0
   end
-  return 1
+  call('LSET', key, index, take())
+  new = take()
+  call('LSET', key, index + 1, new)
 end
-local index = tonumber(place)
-if call('LINDEX', key, index + 1) ~= seen then
-  return 0
+if string.sub(name, 1, 5) ~= 'note:' and place ~= 's' then
+  local id = string.sub(name, 3)
+  local found = call('HMGET', P .. 't:' .. id, 'ix', 'h')
+  local before, after = unpacked(found[1]), unpacked(found[1])
+  if before ~= NOWHERE then
+    after.size = before.size + #new - #seen
+    local packed = pack(after)
+    call('HSET', P .. 't:' .. id, 'ix', packed)
+    if call('HEXISTS', P .. 'left', id) == 1 then
+      call('HSET', P .. 'left', id, packed)
+    end
+    reindex(id, before, found[2] == '1', after, found[2] == '1')
+  end
 end
-local new_name, new = take(), take()
-call('LSET', key, index, new_name)
-call('LSET', key, index + 1, new)
-grow(string.sub(name, 3), #new - #seen)
 return 1

@@ -3,8 +3,7 @@
 
 local id, expected, version = take(), take(), take()
 local state, status, ended = take(), take(), take()
-local expires, milliseconds = optional(take()), optional(take())
-local indexed, size_index = take_indexed(), take()
+local expires, milliseconds, indexed = optional(take()), optional(take()), take_indexed()
 local entries, outcome, limits, hint = take_list(), take_list(), take_list(), take_list()
 
 if is_sealed_against(state) then
@@ -13,17 +12,25 @@ end
 
 local row, journal = P .. 't:' .. id, P .. 'j:' .. id
 
-local found = call('HMGET', row, 'v', 'ix', 'h', 'k', 'f', 'e', 'z', 'ko')
+local found = call('HMGET', row, 'v', 'ix', 'h', 'k', 'f', 'e', 'ko')
 if found[1] ~= expected then
   return 'conflict'
 end
 
 local before, was_handed = unpacked(found[2]), found[3] == '1'
 
--- Triples: what is limited, to how many, and the index of those at work.
+-- Triples: what is limited, to how many, and the index of those at work. Of them those that are resuming stand at '1',
+-- and only what is at work counts against them.
 local stood = map_of(before, was_handed)
 for i = 1, #limits, 3 do
-  if at_work_beside(limits[i + 2], stood[limits[i + 2]]) >= tonumber(limits[i + 1]) then
+  local index = limits[i + 2]
+  local place, others = stood[index], 0
+  if place == '1' then
+    others = call('ZLEXCOUNT', P .. index, '-', '(1')
+  else
+    others = call('ZCARD', P .. index) - (place and 1 or 0)
+  end
+  if others >= tonumber(limits[i + 1]) then
     return limits[i]
   end
 end
@@ -34,19 +41,15 @@ if stays_queued then
 end
 local handed = stays_queued and was_handed
 
--- An outcome may take the place of another.
-local size = tonumber(found[7])
+indexed.size = before.size
 for i = 3, #entries, 3 do
-  size = size + #entries[i]
+  indexed.size = indexed.size + #entries[i]
 end
 if #outcome > 0 then
-  size = size + #outcome[1] + #(outcome[2] or '') - call('HSTRLEN', row, 'b') - call('HSTRLEN', row, 'm')
+  -- An outcome may take the place of another.
+  local replaced = call('HSTRLEN', row, 'b') + call('HSTRLEN', row, 'm')
+  indexed.size = indexed.size + #outcome[1] + #(outcome[2] or '') - replaced
 end
-if size ~= tonumber(found[7]) then
-  call('HSET', row, 'z', string.format('%.0f', size))
-end
-local places = indexed.places
-places[#places + 1], places[#places + 2] = size_index, sized(size)
 
 local packed = pack(indexed)
 call('HSET', row, 'v', version, 's', state, 'st', status, 'ix', packed)
@@ -75,6 +78,6 @@ if ended == '1' then
   forget_children(id)
 end
 reindex(id, before, was_handed, indexed, handed)
-keep_for(id, milliseconds, packed, found[4], found[5] == '1', found[4] and found[8])
+keep_for(id, milliseconds, packed, found[4], found[5] == '1', found[4] and found[7])
 call('PUBLISH', hint[1], hint[2])
 return 'saved'

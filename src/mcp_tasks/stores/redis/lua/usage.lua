@@ -1,9 +1,7 @@
--- How many tasks are in some indexes together, and how many bytes are kept of one index of sizes, if any.
+-- How many tasks are in some indexes together, and how many bytes are kept of one owner, if any is named.
 
-local size_index, indexes = optional(take()), take_list()
-
-local count = 0
-for _, index in ipairs(indexes) do
+local sized, count = optional(take()), 0
+for _, index in ipairs(take_list()) do
   count = count + call('ZCARD', P .. index)
 end
-return { count, size_index and call('HGET', P .. 'stored', size_index) or '0' }
+return { count, sized and call('HGET', P .. 'stored', sized) or '0' }

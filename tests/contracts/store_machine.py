@@ -50,7 +50,7 @@ from mcp_tasks.stores.base import (
 from mcp_tasks.stores.memory import MemoryStore
 from mcp_tasks.testing.clock import FakeClock
 from mcp_tasks.testing.records import make_record
-from mcp_tasks.testing.strategies import MOMENTS, NAMESPACES, WORKERS, Chance, chances
+from tests.contracts.strategies import MOMENTS, NAMESPACES, WORKERS, Chance, chances
 
 __all__ = ["StoreMachine", "store_machine"]
 
@@ -265,7 +265,7 @@ class Oracle(MemoryStore):
 
     def spend_keys_of(self, other: Oracle) -> None:
         """Have the same keys spent as another."""
-        self._spent = other._spent.copy()
+        self._spent, self._spent_until = dict(other._spent), [*other._spent_until]
         self._children = {parent: dict(keys) for parent, keys in other._children.items()}
 
 
