@@ -120,8 +120,7 @@ class ListingTests(StoreTests):
         assert await listed(store, ChildrenOf("2")) == []
 
     async def test_a_save_moves_a_task_from_one_session_to_the_next(self, store: Store) -> None:
-        record = task(id="moving", session=None)
-        await store.create(record, REQUEST)
+        record = await store.create(task(id="moving", session=None), REQUEST)
         for version, session in enumerate(("s1", "s2", None, "s1"), 2):
             await store.save(replace(record, version=version, session=session), expected=version - 1)
             for each in ("s1", "s2"):
@@ -153,8 +152,7 @@ class ListingTests(StoreTests):
         assert await listed(store, UNOWNED, status=TaskStatus.COMPLETED, now=NOON + SECOND * 2) == []
 
     async def test_a_save_moves_a_task_from_one_listing_to_the_next(self, store: Store) -> None:
-        record = task(id="moving")
-        await store.create(record, REQUEST)
+        record = await store.create(task(id="moving"), REQUEST)
         for version, status in enumerate((TaskStatus.INPUT_REQUIRED, TaskStatus.FAILED), 2):
             await store.save(replace(record, version=version, status=status), expected=version - 1)
             for each in TaskStatus:
@@ -216,9 +214,7 @@ class ListingTests(StoreTests):
             await store.list("demo", EVERYBODY, now=NOON, cursor=cursor)
 
 
-# ---- store sweeps
-# Store suite: what processes look for. `queued`, `due` and `claimed` with their cursors, and `versions`.
-
+# ---- sweeps
 
 LATER = NOON + timedelta(hours=1)
 
@@ -408,9 +404,7 @@ class SweepTests(StoreTests):
         assert found == {f"t{n}": n + 1 for n in range(0, 3_000, 100)}
 
 
-# ---- store expiry
-# Store suite: forgetting what has expired. What goes and what stays, in which order, and many that do it at once.
-
+# ---- expiry
 
 MINUTE = timedelta(minutes=1)
 
@@ -466,8 +460,7 @@ class ExpiryTests(StoreTests):
 
     async def test_all_that_is_kept_beside_a_task_goes_with_it(self, store: Store) -> None:
         record = make_record(id="task", namespace="demo", owner="alice", session="s", parent="kept", retention=SECOND)
-        kept = make_record(id="kept", namespace="demo", owner="alice")
-        await store.create(kept, REQUEST)
+        kept = await store.create(make_record(id="kept", namespace="demo", owner="alice"), REQUEST)
         await store.create(record, REQUEST, key="key")
         over = replace(record, version=2, status=TaskStatus.COMPLETED, finished_at=NOON - MINUTE, worker="worker")
         entries = [JournalEntry(kind="step", key="done", value=1)]
@@ -494,8 +487,7 @@ class ExpiryTests(StoreTests):
         assert list(forgotten) == [Forgotten("first", 1, first), Forgotten("second", 3, second)]
 
     async def test_a_task_that_is_kept_for_longer_by_now_stays(self, store: Store) -> None:
-        record = ended()
-        await store.create(record, REQUEST)
+        record = await store.create(ended(), REQUEST)
         longer = replace(record, version=2, retention=MINUTE * 5)
         await store.save(longer, expected=1)
         assert await forget_all(store, limit=9) == []
@@ -510,27 +502,21 @@ class ExpiryTests(StoreTests):
         assert await forget_all(store, limit=100) == ids(tasks)
         assert [await store.outcome(task.id) for task in tasks] == [None] * 6
 
-    async def test_of_many_at_once_each_is_given_other_tasks(self, store: Store) -> None:
-        await self._forget_at_once([store] * 8)
-
-    async def test_of_two_processes_each_is_given_other_tasks(self, store: Store, peer: Store) -> None:
-        await self._forget_at_once([store, peer] * 4)
-
-    async def _forget_at_once(self, stores: list[Store]) -> None:
+    async def test_of_many_at_once_each_is_given_other_tasks(self, store: Store, peer: Store) -> None:
         tasks = [ended(id=f"t{number:02}", ago=MINUTE - SECOND * (number % 7)) for number in range(60)]
-        await create_all(stores[0], *tasks)
+        await create_all(store, *tasks)
         given: list[str] = []
 
-        async def forget(store: Store) -> None:
-            given.extend(await forget_all(store, limit=7))
+        async def forget(at: Store) -> None:
+            given.extend(await forget_all(at, limit=7))
 
         with anyio.fail_after(WAIT * 4):
             async with anyio.create_task_group() as group:
-                for store in stores:
-                    group.start_soon(forget, store)
-        given += await forget_all(stores[0], limit=7)
+                for at in (store, peer) * 4:
+                    group.start_soon(forget, at)
+        given += await forget_all(store, limit=7)
         assert Counter(given) == Counter(ids(tasks))
-        assert await stores[0].versions(ids(tasks)) == {}
+        assert await store.versions(ids(tasks)) == {}
 
     async def test_a_task_is_either_forgotten_or_deleted(self, store: Store) -> None:
         tasks = [ended(id=f"t{number:02}") for number in range(20)]
@@ -555,8 +541,7 @@ class ExpiryTests(StoreTests):
         assert Counter(gone) == Counter(ids(tasks))
 
 
-# ---- store heartbeats
-# Store suite: heartbeats, by which processes know of each other.
+# ---- heartbeats
 
 
 class HeartbeatTests(StoreTests):
@@ -601,8 +586,7 @@ class HeartbeatTests(StoreTests):
         assert await store.workers("demo") == {"worker": 1}
 
     async def test_a_retired_worker_is_known_only_while_it_has_a_task(self, store: Store) -> None:
-        record = make_record(worker="busy", namespace="demo")
-        await store.create(record, REQUEST)
+        record = await store.create(make_record(worker="busy", namespace="demo"), REQUEST)
         for worker in ("busy", "idle"):
             await store.heartbeat(worker, namespace="demo", beats=1)
         for worker in ("busy", "idle", "unknown"):
@@ -638,9 +622,7 @@ class HeartbeatTests(StoreTests):
         assert await peer.workers("demo") == {}
 
 
-# ---- store notes
-# Store suite: notes, the small named values that a server keeps beside its tasks.
-
+# ---- notes
 
 VALUES = (b"", b"\0", b"\0\0plain", b"=", b'{"a":1}', b"\xff\xfe", bytes(range(256)), b"x" * LARGEST_NOTE)
 STRANGE = ("", " ", "note", "Note", "note ", "né", "nul\0inside", "lone \ud800", "🦆", "'; --", "0", '["a","b"]')
@@ -696,14 +678,7 @@ class NoteTests(StoreTests):
             await store.set_note("", "note", b"x" * (LARGEST_NOTE + 1), expected=b"small")
         assert await store.note("", "note") == b"small"
 
-    async def test_of_many_that_set_a_note_at_once_exactly_one_does(self, store: Store) -> None:
-        values = [b"%d" % number for number in range(30)]
-        for expected in (None, b"again"):
-            won = await set_at_once([store], values, expected=expected)
-            assert [await store.note("", "note")] == won
-            await store.set_note("", "note", b"again", expected=won[0])
-
-    async def test_of_many_in_two_processes_exactly_one_sets_a_note(self, store: Store, peer: Store) -> None:
+    async def test_of_many_that_set_a_note_at_once_exactly_one_does(self, store: Store, peer: Store) -> None:
         expected: bytes | None = None
         for turn in range(5):
             values = [b"%d %d" % (turn, number) for number in range(10)]
@@ -727,8 +702,7 @@ class NoteTests(StoreTests):
         assert await store.get("note") is None
 
 
-# ---- store hints
-# Store suite: the notifier.
+# ---- hints
 
 
 async def following(hints: AsyncIterator[Hint]) -> Hint:
@@ -829,8 +803,7 @@ class HintTests(StoreTests):
             assert heard == {Hint(here.id, 1), Hint(there.id, 1)}
 
 
-# ---- store time
-# Store suite: the store's time, by which everything goes that others can see.
+# ---- time
 
 
 class TimeTests(StoreTests):

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any, ClassVar, TypeAlias, TypeVar, cast
 
 import anyio
@@ -99,9 +100,10 @@ class StoreTests:
 
     @pytest.fixture
     async def peer(self, store: Store) -> AsyncIterator[Store]:
-        """A second store on the same place, as another process would have it."""
+        """A second store on the same place, as another process would have it; the same one, if it cannot be shared."""
         if not self.shared:
-            pytest.skip("only one process can have this store")
+            yield store
+            return
         async with self.open_store() as peer:
             yield peer
 
@@ -146,9 +148,7 @@ def ids(records: Sequence[TaskRecord]) -> list[str]:
     return [record.id for record in records]
 
 
-# ---- store records
-# Store suite: one task at a time. `create`, `get`, `save`, `delete`, opening and closing.
-
+# ---- records
 
 ANSWER = JournalEntry(kind="answer", key="q1", value={"action": "accept", "content": {"ok": True}})
 STEP = JournalEntry(kind="step", key="frame-1", value={"value": [1, None, "done"]})
@@ -208,8 +208,7 @@ class RecordTests(StoreTests):
     """One task at a time."""
 
     async def test_a_created_task_is_found(self, store: Store) -> None:
-        record = make_record()
-        await store.create(record, REQUEST)
+        record = await store.create(make_record(), REQUEST)
         assert await store.get(record.id) == record
 
     async def test_every_field_of_a_record_comes_back_exactly(self, store: Store) -> None:
@@ -218,8 +217,7 @@ class RecordTests(StoreTests):
         assert await store.get(record.id) == record
 
     async def test_what_is_unset_stays_unset(self, store: Store) -> None:
-        record = make_record(owner=None, retention=None)
-        await store.create(record, REQUEST)
+        record = await store.create(make_record(owner=None, retention=None), REQUEST)
         assert await store.get(record.id) == record
 
     async def test_ids_are_compared_exactly(self, store: Store) -> None:
@@ -251,24 +249,21 @@ class RecordTests(StoreTests):
             await store.delete(task_id, expected=1)
 
     async def test_an_id_is_created_once_and_the_first_stays(self, store: Store) -> None:
-        first = make_record(id="twice")
-        await store.create(first, REQUEST)
+        first = await store.create(make_record(id="twice"), REQUEST)
         with pytest.raises(TaskExists) as refused:
             await store.create(make_record(id="twice", owner="mallory"), REQUEST)
         assert refused.value.task_id == "twice"
         assert await store.get("twice") == first
 
     async def test_a_save_replaces_the_record(self, store: Store) -> None:
-        record = make_record()
-        await store.create(record, REQUEST)
+        record = await store.create(make_record(), REQUEST)
         changed = replace(full_record(), id=record.id, owner=record.owner, namespace=record.namespace, version=2)
         changed = replace(changed, method=record.method, name=record.name, created_at=record.created_at)
         await store.save(changed, expected=1)
         assert await store.get(record.id) == changed
 
     async def test_a_save_that_expects_an_old_version_changes_nothing(self, store: Store) -> None:
-        record = make_record()
-        await store.create(record, REQUEST)
+        record = await store.create(make_record(), REQUEST)
         current = replace(record, version=2, status_message="first")
         await store.save(current, expected=1)
         with pytest.raises(VersionConflict) as refused:
@@ -278,8 +273,7 @@ class RecordTests(StoreTests):
         assert list(await store.journal(record.id)) == []
 
     async def test_a_save_that_expects_a_version_to_come_changes_nothing(self, store: Store) -> None:
-        record = make_record()
-        await store.create(record, REQUEST)
+        record = await store.create(make_record(), REQUEST)
         with pytest.raises(VersionConflict):
             await store.save(replace(record, version=3), expected=2)
         assert await store.get(record.id) == record
@@ -291,8 +285,7 @@ class RecordTests(StoreTests):
         assert list(await store.journal("gone")) == []
 
     async def test_a_delete_that_expects_an_old_version_changes_nothing(self, store: Store) -> None:
-        record = make_record()
-        await store.create(record, REQUEST)
+        record = await store.create(make_record(), REQUEST)
         current = replace(record, version=2)
         await store.save(current, expected=1, entries=[STEP])
         with pytest.raises(VersionConflict) as refused:
@@ -302,8 +295,7 @@ class RecordTests(StoreTests):
         assert await entries_of(store, record.id) == [STEP]
 
     async def test_opening_and_closing_twice_is_harmless(self, store: Store) -> None:
-        record = make_record()
-        await store.create(record, REQUEST)
+        record = await store.create(make_record(), REQUEST)
         await store.open()
         assert await store.get(record.id) == record
         await store.close()
@@ -321,9 +313,7 @@ class RecordTests(StoreTests):
         assert await store.workers("demo") == {"worker-2": 1}
 
 
-# ---- store parts
-# Store suite: what is kept beside a task's record. Its request, its outcome and its journal.
-
+# ---- parts
 
 FULL_REQUEST = TaskRequest(
     name="render ☃ \ud800",
@@ -407,16 +397,14 @@ class PartTests(StoreTests):
                 Outcome(body='{"é":"é ☃ 𝄞","a":1,"a":2}'.encode()),
             )
         ):
-            record = make_record(id=f"task {number}")
-            await store.create(record, REQUEST)
+            record = await store.create(make_record(id=f"task {number}"), REQUEST)
             await store.save(ended(record), expected=1, outcome=outcome)
             assert await store.outcome(record.id) == outcome
 
     async def test_a_later_save_without_an_outcome_keeps_it_and_one_with_another_replaces_it(
         self, store: Store
     ) -> None:
-        record = make_record()
-        await store.create(record, REQUEST)
+        record = await store.create(make_record(), REQUEST)
         await store.save(replace(record, version=2), expected=1, outcome=RESULT)
         await store.save(replace(record, version=3), expected=2)
         assert await store.outcome(record.id) == RESULT
@@ -424,8 +412,7 @@ class PartTests(StoreTests):
         assert await store.outcome(record.id) == Outcome(body=b"[]")
 
     async def test_a_save_that_loses_leaves_no_outcome(self, store: Store) -> None:
-        record = make_record()
-        await store.create(record, REQUEST)
+        record = await store.create(make_record(), REQUEST)
         with pytest.raises(VersionConflict):
             await store.save(ended(record), expected=7, outcome=RESULT)
         assert await store.outcome(record.id) is None
@@ -530,27 +517,33 @@ class PartTests(StoreTests):
         assert await entries_of(store, record.id) == [STEP]
 
 
-# ---- store keys
-# Store suite: idempotency keys. Under one key of an owner and a server there is one task.
-
+# ---- keys
 
 SECOND = timedelta(seconds=1)
 STRANGE_KEYS = ("", " ", "key", "Key", "key ", "ké", "nul\0inside", "lone \ud800", "🦆", "'; --", "0", "long" * 10_000)
 
 
-async def create_at_once(store: Store, records: list[TaskRecord], *others: Store, key: str) -> list[TaskRecord]:
-    """What each got that created under one key at the same time, on one store after another."""
-    stores = (store, *others)
+async def create_at_once(stores: Sequence[Store], records: Sequence[TaskRecord], **key: Any) -> list[TaskRecord]:
+    """What is returned to each that creates under one key at the same time, on one store after another."""
     given: list[TaskRecord] = []
 
     async def create(number: int, record: TaskRecord) -> None:
-        given.append(await stores[number % len(stores)].create(record, REQUEST, key=key))
+        given.append(await stores[number % len(stores)].create(record, REQUEST, **key))
 
     with anyio.fail_after(WAIT * 4):
         async with anyio.create_task_group() as group:
             for number, record in enumerate(records):
                 group.start_soon(create, number, record)
     return given
+
+
+async def one_of_many(stores: Sequence[Store], **key: Any) -> TaskRecord:
+    """The one task that is made by many that create under one key at the same time."""
+    records = [make_record() for _ in range(20)]
+    given = await create_at_once(stores, records, **key)
+    assert len({record.id for record in given}) == 1
+    assert [record for record in records if await stores[-1].get(record.id)] == [given[0]]
+    return given[0]
 
 
 class KeyTests(StoreTests):
@@ -647,34 +640,21 @@ class KeyTests(StoreTests):
     async def test_who_is_refused_does_not_remove_the_expired_task_under_its_key(self, store: Store) -> None:
         expired = make_record(status=TaskStatus.COMPLETED, finished_at=NOON - SECOND, retention=SECOND)
         await store.create(expired, REQUEST, key="key")
-        taken = make_record()
-        await store.create(taken, REQUEST)
+        taken = await store.create(make_record(), REQUEST)
         for task_id in (taken.id, expired.id):
             with pytest.raises(TaskExists):
                 await store.create(make_record(id=task_id), REQUEST, key="key")
         assert await store.get(expired.id) == expired
 
-    async def test_of_many_at_once_under_one_key_exactly_one_makes_a_task(self, store: Store) -> None:
-        records = [make_record() for _ in range(50)]
-        given = await create_at_once(store, records, key="key")
-        assert len({record.id for record in given}) == 1
-        assert [record for record in records if await store.get(record.id)] == [given[0]]
-
     async def test_of_many_at_once_one_replaces_the_expired_task(self, store: Store) -> None:
         expired = make_record(status=TaskStatus.COMPLETED, finished_at=NOON - SECOND, retention=SECOND)
         await store.create(expired, REQUEST, key="key")
-        given = await create_at_once(store, [make_record() for _ in range(20)], key="key")
-        assert len({record.id for record in given}) == 1
-        assert ids((await store.list("", EVERYBODY, now=NOON - SECOND)).records) == [given[0].id]
+        made = await one_of_many([store], key="key")
+        assert ids((await store.list("", EVERYBODY, now=NOON - SECOND)).records) == [made.id]
 
-    async def test_of_many_in_two_processes_under_one_key_exactly_one_makes_a_task(
-        self, store: Store, peer: Store
-    ) -> None:
+    async def test_of_many_under_one_key_exactly_one_makes_a_task(self, store: Store, peer: Store) -> None:
         for number in range(5):
-            records = [make_record() for _ in range(10)]
-            given = await create_at_once(store, records, peer, key=f"key {number}")
-            assert len({record.id for record in given}) == 1
-            assert [record for record in records if await peer.get(record.id)] == [given[0]]
+            await one_of_many([store, peer], key=f"key {number}")
 
     async def test_a_key_is_known_after_the_store_was_closed(self, store: Store) -> None:
         record = make_record()
@@ -684,9 +664,7 @@ class KeyTests(StoreTests):
         assert await store.create(make_record(), REQUEST, key="key") == record
 
 
-# ---- store joining
-# Store suite: keys that count until their task has ended. Only who comes while it runs is given it.
-
+# ---- joining
 
 ENDS = sorted(status for status in TaskStatus if status.is_final)
 ENTRY = JournalEntry(kind="step", key="step", value={"value": 1})
@@ -696,20 +674,6 @@ OUTCOME = Outcome(body=b'{"content":[]}', meta=b"{}")
 async def join(store: Store, record: TaskRecord, key: str = "key") -> TaskRecord:
     """Create, or get the task that runs under the key."""
     return await store.create(record, REQUEST, key=key, key_until_end=True)
-
-
-async def join_at_once(stores: list[Store], records: list[TaskRecord], key: str) -> list[TaskRecord]:
-    """What each got that joined at the same time, on one store after another."""
-    given: list[TaskRecord] = []
-
-    async def run(number: int, record: TaskRecord) -> None:
-        given.append(await join(stores[number % len(stores)], record, key))
-
-    with anyio.fail_after(WAIT * 4):
-        async with anyio.create_task_group() as group:
-            for number, record in enumerate(records):
-                group.start_soon(run, number, record)
-    return given
 
 
 async def ended_under(store: Store, key: str = "key", status: TaskStatus = TaskStatus.COMPLETED) -> TaskRecord:
@@ -772,8 +736,7 @@ class JoiningTests(StoreTests):
 
     async def test_who_is_refused_does_not_take_the_key_away(self, store: Store) -> None:
         ended = await ended_under(store)
-        taken = make_record()
-        await store.create(taken, REQUEST)
+        taken = await store.create(make_record(), REQUEST)
         for task_id in (taken.id, ended.id):
             with pytest.raises(TaskExists):
                 await join(store, make_record(id=task_id))
@@ -794,26 +757,13 @@ class JoiningTests(StoreTests):
         for place, record in zip(places, records, strict=True):
             assert await join(store, make_record(**place)) == record
 
-    async def test_of_many_at_once_after_an_end_exactly_one_makes_a_task(self, store: Store) -> None:
-        ended = await ended_under(store)
-        given = await join_at_once([store], [make_record() for _ in range(30)], "key")
-        assert len({record.id for record in given}) == 1
-        assert set(ids((await store.list("", EVERYBODY, now=NOON)).records)) == {ended.id, given[0].id}
-
-    async def test_of_many_in_two_processes_after_an_end_exactly_one_makes_a_task(
-        self, store: Store, peer: Store
-    ) -> None:
+    async def test_of_many_after_an_end_exactly_one_makes_a_task(self, store: Store, peer: Store) -> None:
         for number in range(5):
             await ended_under(store, f"key {number}")
-            records = [make_record() for _ in range(10)]
-            given = await join_at_once([store, peer], records, f"key {number}")
-            assert len({record.id for record in given}) == 1
-            assert [record for record in records if await peer.get(record.id)] == [given[0]]
+            await one_of_many([store, peer], key=f"key {number}", key_until_end=True)
 
 
-# ---- store spent
-# Store suite: idempotency keys that outlive their task. What was called is not called again by mistake.
-
+# ---- spent
 
 DAY, HOUR, SPENT_SECOND, MICROSECOND = (
     timedelta(days=1),
@@ -1119,8 +1069,7 @@ class SpentKeyTests(StoreTests):
         assert await is_spent(store, NOON, "there")
 
 
-# ---- store races
-# Store suite: many at once. Compare-and-swap, callers that give up, and a second process.
+# ---- races
 
 
 async def race(*acts: Callable[[], Awaitable[object]]) -> Sequence[Exception | None]:
@@ -1150,10 +1099,9 @@ def saver(store: Store, record: TaskRecord, name: str) -> Callable[[], Awaitable
 class RaceTests(StoreTests):
     """Many at once."""
 
-    async def test_one_of_fifty_savers_of_a_version_wins(self, store: Store) -> None:
-        record = make_record()
-        await store.create(record, REQUEST)
-        outcomes = await race(*(saver(store, record, f"saver {n}") for n in range(50)))
+    async def test_one_of_fifty_savers_of_a_version_wins(self, store: Store, peer: Store) -> None:
+        record = await store.create(make_record(), REQUEST)
+        outcomes = await race(*(saver((store, peer)[n % 2], record, f"saver {n}") for n in range(50)))
         assert [type(outcome) for outcome in outcomes if outcome] == [VersionConflict] * 49
         winner = f"saver {outcomes.index(None)}"
         saved = await store.get(record.id)
@@ -1161,15 +1109,17 @@ class RaceTests(StoreTests):
         assert (saved.version, saved.status_message) == (2, winner)
         assert [entry.key for entry in await store.journal(record.id)] == [winner]
 
-    async def test_one_of_twenty_creators_of_an_id_wins(self, store: Store) -> None:
+    async def test_one_of_twenty_creators_of_an_id_wins(self, store: Store, peer: Store) -> None:
         records = [make_record(id="wanted", owner=f"owner {n}") for n in range(20)]
-        outcomes = await race(*(lambda record=record: store.create(record, REQUEST) for record in records))
+        creators = [(store, peer)[n % 2].create for n in range(20)]
+        outcomes = await race(
+            *(partial(create, record, REQUEST) for create, record in zip(creators, records, strict=True))
+        )
         assert [type(outcome) for outcome in outcomes if outcome] == [TaskExists] * 19
         assert await store.get("wanted") == records[outcomes.index(None)]
 
     async def test_a_conflict_does_not_disturb_those_who_write_at_the_same_time(self, store: Store) -> None:
-        taken = make_record()
-        await store.create(taken, REQUEST)
+        taken = await store.create(make_record(), REQUEST)
         records = [make_record() for _ in range(30)]
         creators = [lambda record=record: store.create(record, REQUEST) for record in records]
         outcomes = await race(*(act for creator in creators for act in (lambda: store.create(taken, REQUEST), creator)))
@@ -1178,8 +1128,7 @@ class RaceTests(StoreTests):
         assert [await store.get(record.id) for record in records] == records
 
     async def test_savers_that_try_again_lose_no_update(self, store: Store) -> None:
-        record = make_record()
-        await store.create(record, REQUEST)
+        record = await store.create(make_record(), REQUEST)
 
         async def count_up() -> object:
             while True:
@@ -1198,8 +1147,7 @@ class RaceTests(StoreTests):
 
     async def test_a_delete_and_a_save_of_one_version_do_not_both_happen(self, store: Store) -> None:
         for _ in range(10):
-            record = make_record()
-            await store.create(record, REQUEST)
+            record = await store.create(make_record(), REQUEST)
             deleted, saved = await race(
                 lambda record=record: store.delete(record.id, expected=1), saver(store, record, "saved")
             )
@@ -1213,8 +1161,7 @@ class RaceTests(StoreTests):
                 group.start_soon(store.create, record, REQUEST)
             await anyio.lowlevel.checkpoint()
             group.cancel_scope.cancel()
-        record = make_record()
-        await store.create(record, REQUEST)
+        record = await store.create(make_record(), REQUEST)
         assert await store.get(record.id) == record
         # Written or not, but never in part and never something else.
         for each in abandoned:
@@ -1231,28 +1178,16 @@ class RaceTests(StoreTests):
 
     async def test_a_second_process_sees_a_task_as_soon_as_it_is_created(self, store: Store, peer: Store) -> None:
         for _ in range(20):
-            record = make_record()
-            await store.create(record, REQUEST)
+            record = await store.create(make_record(), REQUEST)
             assert await peer.get(record.id) == record
             await peer.save(replace(record, version=2), expected=1)
             assert await store.get(record.id) == replace(record, version=2)
             await store.delete(record.id, expected=2)
             assert await peer.get(record.id) is None
 
-    async def test_one_of_the_savers_in_two_processes_wins(self, store: Store, peer: Store) -> None:
-        for _ in range(10):
-            record = make_record()
-            await store.create(record, REQUEST)
-            outcomes = await race(*(saver(each, record, "x") for each in (store, peer) * 3))
-            assert sum(outcome is None for outcome in outcomes) == 1
-
-    async def test_an_id_taken_in_one_process_is_taken_in_all(self, store: Store, peer: Store) -> None:
-        record = make_record()
-        await store.create(record, REQUEST)
-        with pytest.raises(TaskExists):
-            await peer.create(record, REQUEST)
-
     async def test_a_process_that_closes_does_not_disturb_another(self, store: Store, peer: Store) -> None:
+        if peer is store:
+            pytest.skip("only one process can have this store")
         before, after = make_record(), make_record()
         await store.create(before, REQUEST)
         await peer.close()
@@ -1261,9 +1196,7 @@ class RaceTests(StoreTests):
         assert await store.get(after.id) == after
 
 
-# ---- store repeats
-# Store suite: writes that were carried out and whose answer was lost, done again.
-
+# ---- repeats
 
 T = TypeVar("T")
 
@@ -1314,14 +1247,12 @@ class RepeatTests(StoreTests):
         assert made == await store.get(record.id) == record
 
     async def test_a_creation_is_answered_with_the_task_as_it_is_by_then(self, store: Store) -> None:
-        record = new()
-        await store.create(record, REQUEST)
+        record = await store.create(new(), REQUEST)
         claimed = await store.save(following(record, new_write_id(run=True), worker="w", attempt=1), expected=1)
         assert await store.create(record, REQUEST) == claimed
 
     async def test_another_task_of_the_same_id_is_refused(self, store: Store) -> None:
-        record = new()
-        await store.create(record, REQUEST)
+        record = await store.create(new(), REQUEST)
         with pytest.raises(TaskExists):
             await store.create(new(id=record.id), REQUEST)
 

@@ -513,35 +513,25 @@ async def check_layout(connection: Connection) -> None:
 
 
 async def check_persistence(connection: Connection) -> None:
-    """Warn if the server may forget tasks. Where that cannot be found out, it is said quietly."""
+    """Warn if the server may forget tasks, as far as that can be found out."""
     try:
-        said = _lines(await connection.call("INFO", "persistence")) | _lines(await connection.call("INFO", "memory"))
+        found = [cast("dict[str, Any]", await connection.call("INFO", part)) for part in ("persistence", "memory")]
     except StoreError as exc:
         logger.info("whether the server keeps tasks over a restart could not be checked: %s", exc)
         return
-    if said.get("aof_enabled") == "0":
+    said = found[0] | found[1]
+    if said.get("aof_enabled") == 0:
         logger.warning(_NOT_DURABLE, connection.place)
     policy = said.get("maxmemory_policy", "noeviction")
     if policy != "noeviction":
         logger.warning(_EVICTS, connection.place, policy)
-    if said.get("aof_enabled") == "1":
-        await _check_sync(connection)
-
-
-async def _check_sync(connection: Connection) -> None:
+    if said.get("aof_enabled") != 1:
+        return
     try:
         _, sync = await connection.call("CONFIG", "GET", "appendfsync")
     except (StoreError, ValueError) as exc:
-        # Services that are run by others mostly forbid it.
+        # Hosted services mostly forbid it.
         logger.debug("how often the server writes to its disk could not be checked: %s", what(exc))
         return
     if sync != b"always":
         logger.info(_UP_TO_A_SECOND, connection.place, sync.decode(errors="replace"))
-
-
-def _lines(answer: Any) -> dict[str, str]:
-    """What `INFO` says, which redis-py may have read already."""
-    if isinstance(answer, dict):
-        return {str(name): str(value) for name, value in cast("dict[Any, Any]", answer).items()}
-    text = answer.decode(errors="replace") if isinstance(answer, bytes) else str(answer)
-    return {name: value.strip() for name, colon, value in (line.partition(":") for line in text.splitlines()) if colon}
