@@ -160,6 +160,10 @@ class Connection:
         call.send()
         return await call.future
 
+    def vault(self) -> None:
+        """There is nothing to encrypt."""
+        raise NotImplementedError
+
 
 class ApartConnection(Connection):
     """The same to a store that does not read a task together with what belongs to it."""

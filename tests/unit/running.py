@@ -328,6 +328,13 @@ VERBS = frozenset(
     name for name, _ in inspect.getmembers_static(MemoryStore, inspect.iscoroutinefunction) if not name.startswith("_")
 )
 
+TOGETHER = {
+    "get_owned": ("get_owned", "get"),
+    "get_with_request": ("get_with_request", "get", "request"),
+    "get_with_outcome": ("get_with_outcome", "get", "outcome"),
+}
+"""Verbs that are others as well: they read the same."""
+
 Meddle: TypeAlias = Callable[..., Awaitable[object]]
 Meant: TypeAlias = Callable[[TaskRecord, Sequence[JournalEntry]], object]
 
@@ -348,16 +355,20 @@ class MeddledStore(MemoryStore):
 
     def __getattribute__(self, name: str) -> Any:
         found = super().__getattribute__(name)
-        if name not in VERBS:
+        verbs = TOGETHER.get(name, (name,))
+        if verbs[0] not in VERBS:
             return found
 
         async def call(*args: Any, **options: Any) -> Any:
-            self.calls[name] += 1
-            if name in self.before:
-                await self.before[name](*args, **options)
+            said = args[:1] if name in TOGETHER else args
+            for verb in verbs:
+                self.calls[verb] += 1
+                if verb in self.before:
+                    await self.before[verb](*said, **options)
             given = await found(*args, **options)
-            if name in self.after:
-                await self.after[name](given, *args, **options)
+            for verb in verbs:
+                if verb in self.after:
+                    await self.after[verb](given, *said, **options)
             return given
 
         return call

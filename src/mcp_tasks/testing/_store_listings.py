@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from itertools import chain
 from typing import Any, TypeAlias
 
 import anyio
@@ -27,7 +27,7 @@ from mcp_tasks.stores.base import (
     Store,
     Whose,
 )
-from mcp_tasks.testing._store_records import REQUEST, WAIT, StoreTests, create_all, ids
+from mcp_tasks.testing._store_records import REQUEST, WAIT, StoreTests, at_once, create_all, ids
 from mcp_tasks.testing.clock import NOON
 from mcp_tasks.testing.records import make_record
 
@@ -505,40 +505,26 @@ class ExpiryTests(StoreTests):
     async def test_of_many_at_once_each_is_given_other_tasks(self, store: Store, peer: Store) -> None:
         tasks = [ended(id=f"t{number:02}", ago=MINUTE - SECOND * (number % 7)) for number in range(60)]
         await create_all(store, *tasks)
-        given: list[str] = []
-
-        async def forget(at: Store) -> None:
-            given.extend(await forget_all(at, limit=7))
-
-        with anyio.fail_after(WAIT * 4):
-            async with anyio.create_task_group() as group:
-                for at in (store, peer) * 4:
-                    group.start_soon(forget, at)
-        given += await forget_all(store, limit=7)
-        assert Counter(given) == Counter(ids(tasks))
+        given = await at_once(*(partial(forget_all, at, limit=7) for at in (store, peer) * 4))
+        given.append(await forget_all(store, limit=7))
+        assert sorted(chain(*given)) == sorted(ids(tasks))
         assert await store.versions(ids(tasks)) == {}
 
     async def test_a_task_is_either_forgotten_or_deleted(self, store: Store) -> None:
         tasks = [ended(id=f"t{number:02}") for number in range(20)]
         await create_all(store, *tasks)
-        gone: list[str] = []
 
-        async def delete(task: TaskRecord) -> None:
+        async def delete(task: TaskRecord) -> list[str]:
             try:
                 await store.delete(task.id, expected=1)
             except VersionConflict:
-                return
-            gone.append(task.id)
+                return []
+            return [task.id]
 
-        async def forget() -> None:
-            gone.extend(await forget_all(store, limit=3))
-
-        async with anyio.create_task_group() as group:
-            group.start_soon(forget)
-            for task in reversed(tasks):
-                group.start_soon(delete, task)
-        gone += await forget_all(store, limit=3)
-        assert Counter(gone) == Counter(ids(tasks))
+        deletions = (partial(delete, task) for task in reversed(tasks))
+        gone = await at_once(partial(forget_all, store, limit=3), *deletions)
+        gone.append(await forget_all(store, limit=3))
+        assert sorted(chain(*gone)) == sorted(ids(tasks))
 
 
 # ---- heartbeats
@@ -607,9 +593,8 @@ class HeartbeatTests(StoreTests):
         assert await store.workers("demo") == {"worker": 1}
 
     async def test_of_beats_at_the_same_time_the_highest_counts(self, store: Store) -> None:
-        async with anyio.create_task_group() as group:
-            for beats in (*range(30, 0, -2), *range(1, 30, 2)):
-                group.start_soon(lambda beats=beats: store.heartbeat("worker", namespace="demo", beats=beats))
+        beat = partial(store.heartbeat, "worker", namespace="demo")
+        await at_once(*(partial(beat, beats=beats) for beats in (*range(30, 0, -2), *range(1, 30, 2))))
         assert await store.workers("demo") == {"worker": 30}
 
     async def test_beats_of_one_process_are_seen_to_grow_by_another(self, store: Store, peer: Store) -> None:
@@ -626,21 +611,6 @@ class HeartbeatTests(StoreTests):
 
 VALUES = (b"", b"\0", b"\0\0plain", b"=", b'{"a":1}', b"\xff\xfe", bytes(range(256)), b"x" * LARGEST_NOTE)
 STRANGE = ("", " ", "note", "Note", "note ", "né", "nul\0inside", "lone \ud800", "🦆", "'; --", "0", '["a","b"]')
-
-
-async def set_at_once(stores: list[Store], values: list[bytes], *, expected: bytes | None) -> list[bytes]:
-    """The values of those that won, of many that set one note at the same time."""
-    won: list[bytes] = []
-
-    async def swap(number: int, value: bytes) -> None:
-        if await stores[number % len(stores)].set_note("", "note", value, expected=expected):
-            won.append(value)
-
-    with anyio.fail_after(WAIT * 4):
-        async with anyio.create_task_group() as group:
-            for number, value in enumerate(values):
-                group.start_soon(swap, number, value)
-    return won
 
 
 class NoteTests(StoreTests):
@@ -682,15 +652,11 @@ class NoteTests(StoreTests):
         expected: bytes | None = None
         for turn in range(5):
             values = [b"%d %d" % (turn, number) for number in range(10)]
-            won = await set_at_once([store, peer], values, expected=expected)
+            setters = (partial((store, peer)[n % 2].set_note, "", "note", value) for n, value in enumerate(values))
+            did = await at_once(*(partial(setter, expected=expected) for setter in setters))
+            won = [value for value, kept in zip(values, did, strict=True) if kept]
             assert [await store.note("", "note"), await peer.note("", "note")] == won * 2
             expected = won[0]
-
-    async def test_a_note_is_there_after_the_store_was_closed(self, store: Store) -> None:
-        await store.set_note("demo", "note", b"kept", expected=None)
-        await store.close()
-        await store.open()
-        assert await store.note("demo", "note") == b"kept"
 
     async def test_notes_and_tasks_do_not_meet(self, store: Store) -> None:
         record = make_record(id="note")

@@ -9,7 +9,6 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-import anyio
 import pytest
 
 from mcp_tasks.errors import LimitReached, TaskExists, VersionConflict
@@ -29,7 +28,7 @@ from mcp_tasks.stores.base import (
     WorkLimits,
 )
 from mcp_tasks.testing._store_listings import swept
-from mcp_tasks.testing._store_records import REQUEST, StoreTests, create_all, race
+from mcp_tasks.testing._store_records import REQUEST, StoreTests, at_once, create_all, race
 from mcp_tasks.testing.clock import NOON
 from mcp_tasks.testing.records import make_record, make_request
 
@@ -44,13 +43,9 @@ def task(number: int = 0, **fields: Any) -> TaskRecord:
     return make_record(**{"namespace": "demo", "created_at": NOON + SECOND * number, **fields})
 
 
-async def create_at_once(store: Store, records: Sequence[TaskRecord], share: Share | None = None) -> list[Handing]:
-    """Create all of them at once, each with a share if there is one."""
-    handings = [Handing(share=share or PLENTY) for _ in records]
-    async with anyio.create_task_group() as group:
-        for record, handing in zip(records, handings, strict=True):
-            group.start_soon(partial(store.create, record, REQUEST, handing=handing if share else None))
-    return handings
+async def create_at_once(store: Store, records: Sequence[TaskRecord]) -> None:
+    """Create all of them at once."""
+    await at_once(*(partial(store.create, record, REQUEST) for record in records))
 
 
 async def hand_out(store: Store, share: Share = PLENTY, *, limit: int = 100, **how: Any) -> list[str]:
@@ -304,19 +299,14 @@ class HandingTests(StoreTests):
             while some := await hand_out(mine, limit=3):
                 found.extend(some)
 
-        async with anyio.create_task_group() as group:
-            for each in (store, peer) * 2:
-                group.start_soon(take, each)
+        await at_once(*(partial(take, each) for each in (store, peer) * 2))
         assert sorted(found) == sorted(record.id for record in records)
         assert await in_hand(peer) == [record.id for record in records]
 
     async def test_a_task_that_is_claimed_while_others_hand_out_is_in_nobodys_hands(self, store: Store) -> None:
         records = [task(number) for number in range(20)]
         await create_at_once(store, records)
-        async with anyio.create_task_group() as group:
-            for record in records:
-                group.start_soon(claim, store, record)
-            group.start_soon(hand_out, store)
+        await at_once(*(partial(claim, store, record) for record in records), partial(hand_out, store))
         assert (await waiting(store), await in_hand(store)) == ([], [])
         with pytest.raises(VersionConflict):
             await claim(store, records[0])
@@ -916,24 +906,13 @@ class UsageTests(StoreTests):
             await at.save(replace(record, version=2, worker="w"), expected=1, entries=[entry])
             await at.save(ended(record, version=3), expected=2, outcome=Outcome(body=b"{}"))
 
-        async with anyio.create_task_group() as group:
-            for number, record in enumerate(records):
-                group.start_soon(live, (store, peer)[number % 2], record)
+        await at_once(*(partial(live, (store, peer)[n % 2], record) for n, record in enumerate(records)))
         await live(store, make_record(owner="bob", retention=None))
         one = await bytes_of(store, OwnedBy("bob"))
         for at in (store, peer):
             assert await at.usage("", ALICE) == Usage(open_tasks=0, stored_bytes=20 * one)
-        async with anyio.create_task_group() as group:
-            for at in (store, peer, store, peer):
-                group.start_soon(lambda at=at: at.forget_expired(NOON, limit=5))
+        await at_once(*(partial(at.forget_expired, NOON, limit=5) for at in (store, peer) * 2))
         while await store.forget_expired(NOON, limit=5):
             pass
         for at in (store, peer):
             assert await at.usage("", ALICE) == NOTHING
-
-    async def test_usage_is_known_after_the_store_was_closed(self, store: Store) -> None:
-        await store.create(make_record(owner="alice"), REQUEST)
-        usage = await store.usage("", ALICE)
-        await store.close()
-        await store.open()
-        assert await store.usage("", ALICE) == usage

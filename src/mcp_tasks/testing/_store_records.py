@@ -39,6 +39,8 @@ from mcp_tasks.stores.codec import new_write_id
 from mcp_tasks.testing.clock import NOON
 from mcp_tasks.testing.records import make_record, make_request
 
+T = TypeVar("T")
+
 REQUEST = make_request()
 """What was asked for, where a test does not care."""
 
@@ -148,6 +150,20 @@ def ids(records: Sequence[TaskRecord]) -> list[str]:
     return [record.id for record in records]
 
 
+async def at_once(*acts: Callable[[], Awaitable[T]]) -> list[T]:
+    """What each gives of some acts that begin at the same time."""
+    given: dict[int, T] = {}
+
+    async def act(number: int) -> None:
+        given[number] = await acts[number]()
+
+    with anyio.fail_after(WAIT * 4):
+        async with anyio.create_task_group() as group:
+            for number in range(len(acts)):
+                group.start_soon(act, number)
+    return [given[number] for number in range(len(acts))]
+
+
 # ---- records
 
 ANSWER = JournalEntry(kind="answer", key="q1", value={"action": "accept", "content": {"ok": True}})
@@ -207,18 +223,10 @@ def full_record() -> TaskRecord:
 class RecordTests(StoreTests):
     """One task at a time."""
 
-    async def test_a_created_task_is_found(self, store: Store) -> None:
-        record = await store.create(make_record(), REQUEST)
-        assert await store.get(record.id) == record
-
-    async def test_every_field_of_a_record_comes_back_exactly(self, store: Store) -> None:
-        record = full_record()
-        await store.create(record, REQUEST)
-        assert await store.get(record.id) == record
-
-    async def test_what_is_unset_stays_unset(self, store: Store) -> None:
-        record = await store.create(make_record(owner=None, retention=None), REQUEST)
-        assert await store.get(record.id) == record
+    async def test_a_created_task_comes_back_exactly(self, store: Store) -> None:
+        for record in (make_record(), full_record(), make_record(owner=None, retention=None)):
+            assert await store.create(record, REQUEST) == record
+            assert await store.get(record.id) == record
 
     async def test_ids_are_compared_exactly(self, store: Store) -> None:
         names = ["task", "Task", "task ", "tásk", "ta\u0301sk", "task%", "*"]
@@ -262,27 +270,16 @@ class RecordTests(StoreTests):
         await store.save(changed, expected=1)
         assert await store.get(record.id) == changed
 
-    async def test_a_save_that_expects_an_old_version_changes_nothing(self, store: Store) -> None:
+    async def test_a_save_that_expects_another_version_changes_nothing(self, store: Store) -> None:
         record = await store.create(make_record(), REQUEST)
-        current = replace(record, version=2, status_message="first")
-        await store.save(current, expected=1)
-        with pytest.raises(VersionConflict) as refused:
-            await store.save(replace(record, version=2, status_message="late"), expected=1, entries=[ANSWER])
-        assert (refused.value.task_id, refused.value.expected) == (record.id, 1)
-        assert await store.get(record.id) == current
-        assert list(await store.journal(record.id)) == []
-
-    async def test_a_save_that_expects_a_version_to_come_changes_nothing(self, store: Store) -> None:
-        record = await store.create(make_record(), REQUEST)
-        with pytest.raises(VersionConflict):
-            await store.save(replace(record, version=3), expected=2)
-        assert await store.get(record.id) == record
-
-    async def test_a_save_does_not_create(self, store: Store) -> None:
-        with pytest.raises(VersionConflict):
-            await store.save(make_record(id="gone", version=2), expected=1, entries=[STEP])
-        assert await store.get("gone") is None
-        assert list(await store.journal("gone")) == []
+        current = await store.save(replace(record, version=2, status_message="first"), expected=1)
+        for late, expected in ((current, 1), (replace(record, version=4), 3), (make_record(version=2), 1)):
+            with pytest.raises(VersionConflict) as refused:
+                await store.save(late, expected=expected, entries=[ANSWER], outcome=RESULT)
+            assert (refused.value.task_id, refused.value.expected) == (late.id, expected)
+            assert await store.get(late.id) == (current if late.id == record.id else None)
+            assert list(await store.journal(late.id)) == []
+            assert await store.outcome(late.id) is None
 
     async def test_a_delete_that_expects_an_old_version_changes_nothing(self, store: Store) -> None:
         record = await store.create(make_record(), REQUEST)
@@ -303,14 +300,23 @@ class RecordTests(StoreTests):
 
     async def test_closing_and_opening_again_loses_nothing(self, store: Store) -> None:
         record = full_record()
-        await store.create(record, REQUEST)
+        await store.create(record, REQUEST, key="key")
         await store.save(record, expected=record.version, entries=[STEP])
+        gone = await store.create(make_record(), REQUEST, key="gone", key_outlives=timedelta(days=1))
+        await store.delete(gone.id, expected=1, now=NOON)
         await store.heartbeat("worker-2", namespace="demo", beats=1)
+        await store.set_note("demo", "note", b"kept", expected=None)
+        usage = await store.usage(record.namespace, OwnedBy(record.owner or ""))
         await store.close()
         await store.open()
         assert await store.get(record.id) == record
         assert await entries_of(store, record.id) == [STEP]
+        assert await store.id_under("key", namespace=record.namespace, owner=record.owner) == record.id
+        with pytest.raises(KeySpent):
+            await store.create(make_record(), REQUEST, key="gone")
         assert await store.workers("demo") == {"worker-2": 1}
+        assert await store.note("demo", "note") == b"kept"
+        assert await store.usage(record.namespace, OwnedBy(record.owner or "")) == usage
 
 
 # ---- parts
@@ -410,12 +416,6 @@ class PartTests(StoreTests):
         assert await store.outcome(record.id) == RESULT
         await store.save(replace(record, version=4), expected=3, outcome=Outcome(body=b"[]"))
         assert await store.outcome(record.id) == Outcome(body=b"[]")
-
-    async def test_a_save_that_loses_leaves_no_outcome(self, store: Store) -> None:
-        record = await store.create(make_record(), REQUEST)
-        with pytest.raises(VersionConflict):
-            await store.save(ended(record), expected=7, outcome=RESULT)
-        assert await store.outcome(record.id) is None
 
     @pytest.mark.parametrize("name", LARGE_VALUES)
     async def test_what_is_large_comes_back_exactly(self, store: Store, name: str) -> None:
@@ -523,24 +523,11 @@ SECOND = timedelta(seconds=1)
 STRANGE_KEYS = ("", " ", "key", "Key", "key ", "ké", "nul\0inside", "lone \ud800", "🦆", "'; --", "0", "long" * 10_000)
 
 
-async def create_at_once(stores: Sequence[Store], records: Sequence[TaskRecord], **key: Any) -> list[TaskRecord]:
-    """What is returned to each that creates under one key at the same time, on one store after another."""
-    given: list[TaskRecord] = []
-
-    async def create(number: int, record: TaskRecord) -> None:
-        given.append(await stores[number % len(stores)].create(record, REQUEST, **key))
-
-    with anyio.fail_after(WAIT * 4):
-        async with anyio.create_task_group() as group:
-            for number, record in enumerate(records):
-                group.start_soon(create, number, record)
-    return given
-
-
 async def one_of_many(stores: Sequence[Store], **key: Any) -> TaskRecord:
     """The one task that is made by many that create under one key at the same time."""
     records = [make_record() for _ in range(20)]
-    given = await create_at_once(stores, records, **key)
+    acts = (partial(stores[n % len(stores)].create, each, REQUEST, **key) for n, each in enumerate(records))
+    given = await at_once(*acts)
     assert len({record.id for record in given}) == 1
     assert [record for record in records if await stores[-1].get(record.id)] == [given[0]]
     return given[0]
@@ -549,10 +536,12 @@ async def one_of_many(stores: Sequence[Store], **key: Any) -> TaskRecord:
 class KeyTests(StoreTests):
     """Idempotency keys."""
 
-    async def test_a_created_task_is_returned(self, store: Store) -> None:
-        for key in (None, "key"):
-            record = make_record()
-            assert await store.create(record, REQUEST, key=key) == record
+    async def test_tasks_without_a_key_do_not_meet(self, store: Store) -> None:
+        for options in ({}, {"key_until_end": True}):
+            records = [make_record() for _ in range(3)]
+            for record in records:
+                assert await store.create(record, REQUEST, **options) == record
+            assert [await store.get(record.id) for record in records] == records
 
     async def test_a_key_gives_the_task_that_stands_under_it_as_it_is_now(self, store: Store) -> None:
         first = make_record()
@@ -605,7 +594,8 @@ class KeyTests(StoreTests):
         assert await store.create(second, REQUEST, key="key") == second
         assert await store.get(second.id) == second
 
-    async def test_owners_and_servers_have_keys_of_their_own(self, store: Store) -> None:
+    @pytest.mark.parametrize("until_end", [False, True])
+    async def test_owners_and_servers_have_keys_of_their_own(self, store: Store, until_end: bool) -> None:
         places = [
             {"owner": owner, "namespace": namespace}
             for owner in ("alice", "bob", "", "0", "None", "lone \ud800", None)
@@ -613,9 +603,9 @@ class KeyTests(StoreTests):
         ]
         records = [make_record(**place) for place in places]
         for record in records:
-            assert await store.create(record, REQUEST, key="key") == record
+            assert await store.create(record, REQUEST, key="key", key_until_end=until_end) == record
         for place, record in zip(places, records, strict=True):
-            assert await store.create(make_record(**place), REQUEST, key="key") == record
+            assert await store.create(make_record(**place), REQUEST, key="key", key_until_end=until_end) == record
 
     async def test_keys_are_compared_exactly(self, store: Store) -> None:
         records = {key: make_record() for key in STRANGE_KEYS}
@@ -623,12 +613,6 @@ class KeyTests(StoreTests):
             assert await store.create(record, REQUEST, key=key) == record
         for key, record in records.items():
             assert await store.create(make_record(), REQUEST, key=key) == record
-
-    async def test_tasks_without_a_key_do_not_meet(self, store: Store) -> None:
-        records = [make_record() for _ in range(3)]
-        for record in records:
-            assert await store.create(record, REQUEST) == record
-        assert [await store.get(record.id) for record in records] == records
 
     async def test_an_id_that_is_taken_is_refused_under_a_new_key_and_the_key_stays_free(self, store: Store) -> None:
         await store.create(make_record(id="taken"), REQUEST)
@@ -655,13 +639,6 @@ class KeyTests(StoreTests):
     async def test_of_many_under_one_key_exactly_one_makes_a_task(self, store: Store, peer: Store) -> None:
         for number in range(5):
             await one_of_many([store, peer], key=f"key {number}")
-
-    async def test_a_key_is_known_after_the_store_was_closed(self, store: Store) -> None:
-        record = make_record()
-        await store.create(record, REQUEST, key="key")
-        await store.close()
-        await store.open()
-        assert await store.create(make_record(), REQUEST, key="key") == record
 
 
 # ---- joining
@@ -742,21 +719,6 @@ class JoiningTests(StoreTests):
                 await join(store, make_record(id=task_id))
         assert await store.create(make_record(), REQUEST, key="key") == ended
 
-    async def test_without_a_key_nothing_is_joined(self, store: Store) -> None:
-        records = [make_record() for _ in range(3)]
-        for record in records:
-            assert await store.create(record, REQUEST, key_until_end=True) == record
-
-    async def test_owners_and_servers_join_only_their_own(self, store: Store) -> None:
-        places = [
-            {"owner": owner, "namespace": namespace} for owner in ("alice", "", None) for namespace in ("", "demo")
-        ]
-        records = [make_record(**place) for place in places]
-        for record in records:
-            assert await join(store, record) == record
-        for place, record in zip(places, records, strict=True):
-            assert await join(store, make_record(**place)) == record
-
     async def test_of_many_after_an_end_exactly_one_makes_a_task(self, store: Store, peer: Store) -> None:
         for number in range(5):
             await ended_under(store, f"key {number}")
@@ -765,16 +727,9 @@ class JoiningTests(StoreTests):
 
 # ---- spent
 
-DAY, HOUR, SPENT_SECOND, MICROSECOND = (
-    timedelta(days=1),
-    timedelta(hours=1),
-    timedelta(seconds=1),
-    timedelta(microseconds=1),
-)
+DAY, HOUR, MICROSECOND = timedelta(days=1), timedelta(hours=1), timedelta(microseconds=1)
 EXPIRES = NOON + HOUR
 """When the tasks of `make_ended` expire."""
-
-SPENT_STRANGE_KEYS = ("", " ", "key", "Key", "nul\0inside", "lone \ud800", "🦆", "'; --", "0", "long" * 1_000)
 
 
 async def make_ended(
@@ -839,10 +794,10 @@ class SpentKeyTests(StoreTests):
     async def test_the_key_of_a_deleted_task_is_spent_from_then_on(self, store: Store, status: TaskStatus) -> None:
         finished = NOON if status.is_final else None
         record = await make_ended(store, status=status, finished_at=finished)
-        await store.delete(record.id, expected=1, now=NOON + 9 * SPENT_SECOND)
-        for at in (NOON, NOON + 9 * SPENT_SECOND + DAY - MICROSECOND):
+        await store.delete(record.id, expected=1, now=NOON + 9 * SECOND)
+        for at in (NOON, NOON + 9 * SECOND + DAY - MICROSECOND):
             assert await is_spent(store, at)
-        assert not await is_spent(store, NOON + 9 * SPENT_SECOND + DAY)
+        assert not await is_spent(store, NOON + 9 * SECOND + DAY)
 
     async def test_who_deletes_without_saying_when_goes_by_the_times_of_the_task(self, store: Store) -> None:
         expires = await make_ended(store, "expires")
@@ -891,12 +846,12 @@ class SpentKeyTests(StoreTests):
                 assert await is_spent(store, EXPIRES, owner=owner, namespace=namespace) is expected
 
     async def test_spent_keys_are_compared_exactly(self, store: Store) -> None:
-        for number, key in enumerate(SPENT_STRANGE_KEYS):
-            await make_ended(store, key, outlives=DAY + number * SPENT_SECOND)
-        await store.forget_expired(EXPIRES, limit=len(SPENT_STRANGE_KEYS))
-        for number, key in enumerate(SPENT_STRANGE_KEYS):
-            assert await is_spent(store, EXPIRES + DAY + number * SPENT_SECOND - MICROSECOND, key)
-            assert not await is_spent(store, EXPIRES + DAY + number * SPENT_SECOND, key)
+        for number, key in enumerate(STRANGE_KEYS):
+            await make_ended(store, key, outlives=DAY + number * SECOND)
+        await store.forget_expired(EXPIRES, limit=len(STRANGE_KEYS))
+        for number, key in enumerate(STRANGE_KEYS):
+            assert await is_spent(store, EXPIRES + DAY + number * SECOND - MICROSECOND, key)
+            assert not await is_spent(store, EXPIRES + DAY + number * SECOND, key)
 
     async def test_a_key_whose_time_is_over_can_be_spent_again(self, store: Store) -> None:
         later = EXPIRES + DAY
@@ -953,9 +908,9 @@ class SpentKeyTests(StoreTests):
 
     async def test_sweeps_forget_keys_and_no_task_for_them(self, store: Store) -> None:
         for number in range(5):
-            await make_ended(store, f"key {number}", outlives=DAY + number * SPENT_SECOND)
+            await make_ended(store, f"key {number}", outlives=DAY + number * SECOND)
         assert len(await store.forget_expired(EXPIRES, limit=9)) == 5
-        over = EXPIRES + DAY + 2 * SPENT_SECOND
+        over = EXPIRES + DAY + 2 * SECOND
         for _ in range(5):
             assert list(await store.forget_expired(over, limit=9)) == []
         found = [await is_spent(store, over, f"key {number}") for number in range(5)]
@@ -976,7 +931,7 @@ class SpentKeyTests(StoreTests):
             elif key == "deleted":
                 await store.delete(child.id, expected=child.version, now=NOON)
         late = EXPIRES + 9 * DAY
-        await store.forget_expired(EXPIRES - SPENT_SECOND, limit=9)
+        await store.forget_expired(EXPIRES - SECOND, limit=9)
         for key in [*children, *children]:
             with pytest.raises(KeySpent) as spent:
                 await peer.create(make_record(created_at=late, parent=parent.id), REQUEST, key=key)
@@ -1044,49 +999,26 @@ class SpentKeyTests(StoreTests):
 
     async def test_of_many_at_once_under_a_spent_key_all_are_refused(self, store: Store, peer: Store) -> None:
         record = await make_ended(store)
-        refused: list[bool] = []
-
-        async def create(at: Store) -> None:
-            refused.append(await is_spent(at, EXPIRES))
-
-        with anyio.fail_after(WAIT * 4):
-            async with anyio.create_task_group() as group:
-                for number in range(20):
-                    if number == 10:
-                        group.start_soon(lambda: peer.forget_expired(EXPIRES, limit=9))
-                    group.start_soon(create, (store, peer)[number % 2])
-        assert refused == [True] * 20
+        acts = [partial(is_spent, (store, peer)[number % 2], EXPIRES) for number in range(20)]
+        refused = await at_once(*acts[:10], partial(peer.forget_expired, EXPIRES, limit=9), *acts[10:])
+        assert refused.count(True) == 20
         assert await store.get(record.id) is None
-
-    async def test_a_spent_key_is_known_after_the_store_was_closed(self, store: Store) -> None:
-        there, gone = await make_ended(store, "there"), await make_ended(store, "gone")
-        await store.delete(gone.id, expected=1, now=NOON)
-        await store.close()
-        await store.open()
-        assert await is_spent(store, EXPIRES, "there")
-        assert await is_spent(store, NOON, "gone")
-        await store.delete(there.id, expected=1, now=NOON)
-        assert await is_spent(store, NOON, "there")
 
 
 # ---- races
 
 
 async def race(*acts: Callable[[], Awaitable[object]]) -> Sequence[Exception | None]:
-    """Start all at once and say what each came to."""
-    outcomes: list[Exception | None] = [None] * len(acts)
+    """What is raised by each of some acts that begin at the same time."""
 
-    async def attempt(place: int) -> None:
+    async def attempt(act: Callable[[], Awaitable[object]]) -> Exception | None:
         try:
-            await acts[place]()
+            await act()
         except (StoreError, UsageError) as exc:
-            outcomes[place] = exc
+            return exc
+        return None
 
-    with anyio.fail_after(WAIT * 4):
-        async with anyio.create_task_group() as group:
-            for place in range(len(acts)):
-                group.start_soon(attempt, place)
-    return outcomes
+    return await at_once(*(partial(attempt, act) for act in acts))
 
 
 def saver(store: Store, record: TaskRecord, name: str) -> Callable[[], Awaitable[object]]:
@@ -1198,13 +1130,9 @@ class RaceTests(StoreTests):
 
 # ---- repeats
 
-T = TypeVar("T")
-
 Lossy: TypeAlias = tuple[Store, Callable[[], None]]
 """A store, and what has it lose its next answer."""
 
-STORE_REPEATS_ENTRY = JournalEntry(kind="step", key="done", value={"value": 1})
-STORE_REPEATS_RESULT = Outcome(body=b'{"content":[]}', meta=b"{}")
 PLENTY = Share(owner=100)
 
 
@@ -1282,11 +1210,9 @@ class RepeatTests(StoreTests):
         store, _ = lossy
         record = await store.create(new(), REQUEST)
         ended = following(record, new_write_id(), status=TaskStatus.COMPLETED, finished_at=NOON)
-        saved = await lost_and_repeated(
-            lossy, lambda: store.save(ended, expected=1, entries=[STORE_REPEATS_ENTRY], outcome=STORE_REPEATS_RESULT)
-        )
+        saved = await lost_and_repeated(lossy, lambda: store.save(ended, expected=1, entries=[ENTRY], outcome=OUTCOME))
         assert saved == await store.get(record.id) == ended
-        assert await entries_of(store, record.id) == [STORE_REPEATS_ENTRY]
+        assert await entries_of(store, record.id) == [ENTRY]
 
     async def test_a_claim_is_made_once_and_takes_one_place(self, lossy: Lossy) -> None:
         store, _ = lossy
@@ -1300,11 +1226,9 @@ class RepeatTests(StoreTests):
         run = new_write_id(run=True)
         claimed = await store.save(following(record, run, worker="w", attempt=1), expected=1)
         step = following(claimed, WriteId(run.writer, 2))
-        current = await others_write(
-            store, await store.save(step, expected=2, entries=[STORE_REPEATS_ENTRY]), OTHER_WRITES * 3
-        )
-        assert await store.save(step, expected=2, entries=[STORE_REPEATS_ENTRY]) == current
-        assert await entries_of(store, record.id) == [STORE_REPEATS_ENTRY]
+        current = await others_write(store, await store.save(step, expected=2, entries=[ENTRY]), OTHER_WRITES * 3)
+        assert await store.save(step, expected=2, entries=[ENTRY]) == current
+        assert await entries_of(store, record.id) == [ENTRY]
 
     async def test_a_change_by_another_is_a_conflict_that_shows_the_record(self, store: Store) -> None:
         record = await store.create(new(), REQUEST)

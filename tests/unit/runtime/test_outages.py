@@ -607,7 +607,7 @@ class RewindingStore(MeddledStore):
 
 def _copied(kept: dict[str, Any]) -> dict[str, Any]:
     # Records are values, and hold mappings that cannot be copied.
-    return deepcopy(kept, {id(record): record for record in kept["_records"].values()})
+    return deepcopy(kept, {id(task.record): task.record for task in kept["_tasks"].values()})
 
 
 @asynccontextmanager

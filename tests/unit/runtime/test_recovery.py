@@ -715,15 +715,11 @@ async def test_a_store_that_fails_while_a_task_is_taken_leaves_it_to_a_later_swe
         assert (await until_final(runtime, task)).status is TaskStatus.COMPLETED
 
 
-@pytest.mark.parametrize("together", [True, False], ids=["with its record", "by itself"])
-async def test_a_task_whose_request_cannot_be_read_ends_and_says_so(together: bool) -> None:
-    store = TogetherStore() if together else MeddledStore()
+async def test_a_task_whose_request_cannot_be_read_ends_and_says_so() -> None:
+    store = TogetherStore()
     async with running(at_once, store=store) as runtime:
         bad = await create(runtime)
-        if isinstance(store, TogetherStore):
-            store.damaged = {"request"}
-        else:
-            store.refuse(TaskUnreadable(bad.id, "the request is damaged"), "request", times=1)
+        store.damaged = {"request"}
         await runtime.engine.submit(bad.id)
         assert error_type(await until_final(runtime, bad)) == "request"
 
