@@ -187,6 +187,9 @@ class RemoteNotifier(LocalNotifier, ABC):
     async def listen(self, *, origin: object = None) -> AsyncGenerator[AsyncIterator[Hint]]:
         """Hints from now on."""
         with self._fan.listen(origin=origin) as hints:
+            if not self._listeners:
+                # An event belongs to one event loop, and a store may be used in one after another.
+                self._connected = asyncio.Event()
             self._listeners += 1
             try:
                 if self._hearing is None and self._is_open():

@@ -30,13 +30,12 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, closing
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-import anyio
 from anyio import to_thread
 
 from mcp_tasks.errors import StoreCorrupt, StoreError, UsageError
@@ -66,7 +65,7 @@ from mcp_tasks.stores.base import (
 )
 from mcp_tasks.stores.codec import Codec
 from mcp_tasks.stores.fairness import Turns
-from mcp_tasks.stores.hints import Hint, Inbox, LocalNotifier
+from mcp_tasks.stores.hints import Hint, RemoteNotifier
 from mcp_tasks.stores.sqlite import writes
 from mcp_tasks.stores.sqlite.file import (
     Read,
@@ -260,13 +259,14 @@ class SqliteStore(Store):
         self._patience = busy_timeout.total_seconds()
         self._reader: Reader | None = None
         self._writer: Writer | None = None
-        self._notifier = SqliteNotifier(self._rows, interval=poll_interval)
+        self._notifier = SqliteNotifier(self._place, self._rows, interval=poll_interval)
         self._turns: Turns = {}
 
     async def _open(self) -> None:
         self._reader, self._writer = await to_thread.run_sync(self._connect)
 
     async def _close(self) -> None:
+        await self._notifier.stop()
         # Forgotten first: a call that comes from now on is told that the store is closed.
         reader, writer = self._reader, self._writer
         self._reader = self._writer = None
@@ -504,78 +504,46 @@ MAX_CHANGES = 5_000
 _CHANGED = "SELECT id, version, seq FROM tasks INDEXED BY tasks_seq WHERE seq > ? ORDER BY seq LIMIT ?"
 
 
-class SqliteNotifier(LocalNotifier):
+class SqliteNotifier(RemoteNotifier):
     """Gives this process's hints to its listeners at once, and those of other processes by looking at the file.
 
     Args:
         read: Runs a query and returns all its rows.
     """
 
-    def __init__(self, read: Callable[[str, Sequence[Any]], Sequence[Any]], *, interval: timedelta) -> None:
-        super().__init__()
+    def __init__(self, place: str, read: Callable[[str, Sequence[Any]], Sequence[Any]], *, interval: timedelta) -> None:
+        super().__init__(place)
         self._read = read
         self._interval = interval.total_seconds()
+        self._told: dict[str, int] = {}
 
-    @asynccontextmanager
-    async def listen(self, *, origin: object = None) -> AsyncGenerator[AsyncIterator[Hint]]:
-        """Hints from now on. Those of the same origin may come late, when the file is looked at, instead of at once."""
-        with self._fan.listen(origin=origin) as inbox:
-            yield _Listener(inbox, self._read, self._interval)
+    async def publish(self, hint: Hint, *, origin: object = None) -> None:
+        """Tell the listeners of this process; the others see the change in the file."""
+        if self._listeners:
+            self._told[hint.task_id] = hint.version
+        await super().publish(hint, origin=origin)
 
+    def _passes(self, exc: Exception) -> bool:
+        # Closed, or busy. Hints of that time are lost.
+        return isinstance(exc, StoreError | UsageError)
 
-class _Listener:
-    """Waits for hints of this process and looks at the file in between.
-
-    The look is part of waiting for the next hint rather than a background job: there is nothing to stop, and nothing
-    polls for a listener that is busy or gone.
-    """
-
-    def __init__(self, inbox: Inbox, read: Callable[[str, Sequence[Any]], Sequence[Any]], interval: float) -> None:
-        self._inbox = inbox
-        self._read = read
-        self._interval = interval
-        self._given: dict[str, int] = {}
-        self._now = asyncio.get_running_loop().time
-        self._data_version = read("PRAGMA data_version", ())
-        self._position: int = read("SELECT seq FROM meta", ())[0][0]
-        self._next_look = self._now() + interval
-
-    def __aiter__(self) -> AsyncIterator[Hint]:
-        return self
-
-    async def __anext__(self) -> Hint:
+    async def _hear(self, connected: asyncio.Event) -> None:
+        data_version: object = self._read("PRAGMA data_version", ())
+        position: int = self._read("SELECT seq FROM meta", ())[0][0]
+        connected.set()
         while True:
-            # Asked for every hint; anyio would find out each time which event loop this is.
-            if self._now() >= self._next_look:
-                self._look()
-            hint = self._inbox.pop()
-            if hint is not None:
-                self._given[hint.task_id] = hint.version
-                return hint
-            with anyio.move_on_after(self._next_look - self._now()):
-                await self._inbox.wait()
-
-    def _look(self) -> None:
-        self._next_look = self._now() + self._interval
-        try:
-            data_version = self._read("PRAGMA data_version", ())
-            if data_version != self._data_version and self._take_changes():
-                self._data_version = data_version
-        except (StoreError, UsageError):
-            # Closed, or busy: a hint is worth less than the listener's work. The next look may do better.
-            return
-
-    def _take_changes(self) -> bool:
-        """Put what changed into the inbox; whether that was all."""
-        rows = self._read(_CHANGED, (self._position, MAX_CHANGES))
-        for task_id, version, _ in rows:
-            # A change of our own was told when it was published, which is after its commit: it is among these rows at
-            # the latest in the first look after that, so one round of memory is enough.
-            if self._given.get(from_text(task_id), 0) < version:
-                self._inbox.put(Hint(from_text(task_id), version))
-        self._given.clear()
-        complete = len(rows) < MAX_CHANGES
-        if rows:
-            # A full answer may have cut a batch in two: then its number is asked for again.
-            self._position = rows[-1][2] - (not complete)
-        return complete
+            await asyncio.sleep(self._interval)
+            if (found := self._read("PRAGMA data_version", ())) == data_version:
+                continue
+            rows = self._read(_CHANGED, (position, MAX_CHANGES))
+            for task_id, version, _ in rows:
+                # A change of our own was told when it was published, which is after its commit: it is among these rows
+                # at the latest in the first look after that, so one round of memory is enough.
+                if self._told.get(from_text(task_id), 0) < version:
+                    self._fan.put(Hint(from_text(task_id), version))
+            self._told.clear()
+            if len(rows) < MAX_CHANGES:
+                data_version = found
+            if rows:
+                # A full answer may have cut a batch in two: then its number is asked for again.
+                position = rows[-1][2] - (len(rows) == MAX_CHANGES)
