@@ -537,10 +537,10 @@ class KeyTests(StoreTests):
     """Idempotency keys."""
 
     async def test_tasks_without_a_key_do_not_meet(self, store: Store) -> None:
-        for options in ({}, {"key_until_end": True}):
+        for until_end in (False, True):
             records = [make_record() for _ in range(3)]
             for record in records:
-                assert await store.create(record, REQUEST, **options) == record
+                assert await store.create(record, REQUEST, key_until_end=until_end) == record
             assert [await store.get(record.id) for record in records] == records
 
     async def test_a_key_gives_the_task_that_stands_under_it_as_it_is_now(self, store: Store) -> None:
