@@ -35,6 +35,7 @@ from mcp_tasks.model.json import (
 )
 from mcp_tasks.model.limits import expires_at
 from mcp_tasks.model.record import (
+    ALWAYS,
     DEFAULT_QUEUE,
     ENTRY_KINDS,
     ChildProcess,
@@ -110,6 +111,38 @@ def is_at_work(record: TaskRecord) -> bool:
 def is_resuming(record: TaskRecord) -> bool:
     """Whether the run of the task wants to go on, and waits for a place under its limits."""
     return is_at_work(record) and record.pause == "resuming"
+
+
+FINAL: Final = frozenset(status.value for status in TaskStatus if status.is_final)
+"""The statuses of tasks that have ended."""
+
+
+def columns_of(record: TaskRecord, state: bytes, text: Callable[[str], Any]) -> dict[str, Any]:
+    """What SQL stores write of a record each time.
+
+    Args:
+        text: Makes a string one that the store can keep.
+    """
+    ready_at = ready(record)
+    is_queued = ready_at is not None and record.ready_at == ALWAYS
+    return {
+        "id": text(record.id),
+        "version": record.version,
+        "session": None if record.session is None else text(record.session),
+        "queue": text(record.queue),
+        # What comes first is smaller.
+        "rank": -record.priority,
+        "status": record.status.value,
+        "worker": None if record.worker is None else text(record.worker),
+        "ready": ready_at,
+        "queued": is_queued,
+        "since": queued_since(record) if is_queued else None,
+        "expires": expiry(record),
+        "at_work": is_at_work(record),
+        "resuming": is_resuming(record),
+        "final": record.is_final,
+        "state": state,
+    }
 
 
 def encode_cursor(place: int, task_id: str) -> str:

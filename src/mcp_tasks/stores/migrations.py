@@ -14,6 +14,8 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from typing import Final
 
+from mcp_tasks.stores.base import Standing
+
 _COMPATIBLE_FROM: Final = re.compile(r"-- compatible from: (\d+)\s")
 
 
@@ -30,6 +32,11 @@ def compatible_from(scripts: Sequence[str]) -> int:
         (int(said[1]) if (said := _COMPATIBLE_FROM.match(script)) else number)
         for number, script in enumerate(scripts, start=1)
     )
+
+
+def standing_of(schema: int, scripts: Sequence[str]) -> Standing:
+    """What opening a store of this schema would find; 0 is none."""
+    return "absent" if schema == 0 else "current" if schema >= len(scripts) else "older"
 
 
 def this_release() -> str:

@@ -599,7 +599,9 @@ class RewindingStore(MeddledStore):
     """Can go back to what it was."""
 
     def remember(self) -> dict[str, Any]:
-        return _copied({name: value for name, value in vars(self).items() if name not in ("_notifier", "before")})
+        return _copied(
+            {name: value for name, value in vars(self).items() if name not in ("_notifier", "_reported", "before")}
+        )
 
     def go_back(self, to: dict[str, Any]) -> None:
         vars(self).update(_copied(to))

@@ -59,6 +59,7 @@ from mcp_tasks.stores.base import (
 from mcp_tasks.stores.base import Row as Kept
 from mcp_tasks.stores.codec import Codec, from_micros
 from mcp_tasks.stores.encryption import NAME, NAMESPACE, Sample, SqlVault, Value, is_encrypted, sql_samples
+from mcp_tasks.stores.migrations import standing_of
 from mcp_tasks.stores.postgres import writes
 from mcp_tasks.stores.postgres.database import (
     Connection,
@@ -295,10 +296,7 @@ class PostgresStore(Store):
         return from_micros(micros)
 
     async def standing(self) -> Standing:
-        schema = await self._ask_once(lambda connection: schema_of(connection, self._place))
-        if not schema:
-            return "absent"
-        return "current" if schema >= len(migrations()) else "older"
+        return standing_of(await self._ask_once(lambda connection: schema_of(connection, self._place)), migrations())
 
     def notifier(self) -> PostgresNotifier:
         """Hints between the processes that share the database."""

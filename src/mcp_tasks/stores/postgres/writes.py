@@ -18,22 +18,13 @@ from typing import Any, Final
 import psycopg
 
 from mcp_tasks.errors import LimitReached
-from mcp_tasks.model.record import TaskRecord, TaskStatus
+from mcp_tasks.model.record import TaskRecord
 from mcp_tasks.model.values import Statement
 from mcp_tasks.quiet import get_logger
 from mcp_tasks.quiet import what as quiet_what
 from mcp_tasks.stores.base import Change, Created, Creation, Ready, Share, WorkLimits
 from mcp_tasks.stores.base import Row as Kept
-from mcp_tasks.stores.codec import (
-    MICROSECOND,
-    expiry,
-    is_at_work,
-    is_resuming,
-    queued_since,
-    ready,
-    size_of,
-    sort_key,
-)
+from mcp_tasks.stores.codec import FINAL, MICROSECOND, columns_of, size_of, sort_key
 from mcp_tasks.stores.fairness import TOOL_METHOD, Choice, Position, Room, Route, Step, Turns, Waiting
 from mcp_tasks.stores.postgres.database import Query, Row, Session, is_collision, is_lost
 
@@ -114,27 +105,6 @@ UNDER_KEY: Final = "idempotency_key = %(key)s AND namespace = %(namespace)s AND 
 # ---- tasks
 
 
-def _columns(record: TaskRecord, state: bytes) -> dict[str, Any]:
-    """What is written of a record each time."""
-    return {
-        "id": to_text(record.id),
-        "version": record.version,
-        "session": to_optional(record.session),
-        "queue": to_text(record.queue),
-        "rank": -record.priority,
-        "status": record.status.value,
-        "worker": to_optional(record.worker),
-        "ready": ready(record),
-        "queued": ready(record) == AT_ANY_TIME,
-        "since": queued_since(record),
-        "expires": expiry(record),
-        "at_work": is_at_work(record),
-        "resuming": is_resuming(record),
-        "final": record.is_final,
-        "state": state,
-    }
-
-
 def _identity(record: TaskRecord) -> dict[str, Any]:
     """What is written of a record once, when it is made."""
     return {
@@ -152,7 +122,7 @@ _UPDATE = """
 UPDATE mcp_tasks_tasks t
 SET version = %(version)s, session = %(session)s, queue = %(queue)s, rank = %(rank)s, status = %(status)s,
     worker = %(worker)s, ready = %(ready)s,
-    since = CASE WHEN %(queued)s THEN coalesce(t.since, %(since)s) END, expires = %(expires)s,
+    since = CASE WHEN %(queued)s THEN coalesce(t.since, %(since)s::bigint) END, expires = %(expires)s,
     handed = t.handed AND %(queued)s, at_work = %(at_work)s, resuming = %(resuming)s, state = %(state)s,
     size = {size}, kept = CASE WHEN %(final)s THEN {size} END
 """
@@ -215,7 +185,7 @@ async def save(session: Session, change: Change) -> bool:
     """
     record, outcome, limits = change.record, change.outcome, change.limits or WorkLimits()
     grown = sum(len(value) for _, _, value in change.lines) + (0 if outcome is None else size_of(outcome))
-    values: dict[str, Any] = _columns(record, change.state) | {"expected": change.expected, "grown": grown}
+    values: dict[str, Any] = columns_of(record, change.state, to_text) | {"expected": change.expected, "grown": grown}
     update, rest = _UPDATE.format(size=_GROWN if outcome is None else _GROWN_BY_OUTCOME), ""
     if change.lines:
         kinds, keys, parts = zip(*change.lines, strict=True)
@@ -320,7 +290,7 @@ task AS (
     )
     SELECT %(id)s, %(version)s, %(namespace)s, %(owner)s, %(session)s::text, %(parent)s::text, %(key)s::text,
         %(method)s, %(name)s, %(queue)s, %(rank)s, %(status)s, %(worker)s::text, %(created)s, %(ready)s::bigint,
-        CASE WHEN %(queued)s THEN %(since)s END, %(expires)s::bigint, {handed}, %(at_work)s, %(resuming)s, %(state)s,
+        %(since)s::bigint, %(expires)s::bigint, {handed}, %(at_work)s, %(resuming)s, %(state)s,
         %(grown)s, CASE WHEN %(final)s THEN %(grown)s::bigint END, %(outlives)s::bigint
     {unless} ON CONFLICT DO NOTHING RETURNING key, handed
 ), request AS (
@@ -376,7 +346,6 @@ _DELETE_STANDING = f"DELETE FROM mcp_tasks_tasks {_GIVES_WAY} RETURNING key".enc
 _FREE_KEY = (
     f"UPDATE mcp_tasks_tasks SET idempotency_key = NULL, key_outlives = NULL {_GIVES_WAY} RETURNING key".encode()
 )
-_FINAL: Final = frozenset(status.value for status in TaskStatus if status.is_final)
 
 _COUNT = "(SELECT count(*) FROM (SELECT FROM mcp_tasks_tasks t WHERE {where} AND {of} LIMIT {limit}) counted)"
 """How many tasks of a namespace there are, up to a limit."""
@@ -390,7 +359,7 @@ class Create:
         record, handing, outlives = new.record, new.handing, new.key_outlives
         self._until_end = new.key_until_end
         self._job = job
-        self._values = _columns(record, new.state) | _identity(record)
+        self._values = columns_of(record, new.state, to_text) | _identity(record)
         self._values |= {
             "key": to_key(new.key),
             "request": new.request,
@@ -437,7 +406,7 @@ class Create:
                 continue
             _, _, task_id, *found, version, status, expires, until, child = row
             child = None if child is None else from_text(child)
-            loses_key = self._until_end and status in _FINAL
+            loses_key = self._until_end and status in FINAL
             if task_id is not None and not loses_key and (expires is None or expires > created):
                 return Created(standing=row_of(task_id, *found))
             if not loses_key and (task_id is None or child is not None or (until is not None and until > created)):

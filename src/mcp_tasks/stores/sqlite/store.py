@@ -66,6 +66,7 @@ from mcp_tasks.stores.base import (
 from mcp_tasks.stores.codec import Codec
 from mcp_tasks.stores.fairness import Turns
 from mcp_tasks.stores.hints import Hint, RemoteNotifier
+from mcp_tasks.stores.migrations import standing_of
 from mcp_tasks.stores.sqlite import writes
 from mcp_tasks.stores.sqlite.file import (
     Read,
@@ -299,9 +300,7 @@ class SqliteStore(Store):
             schema = schema_of_file(self.path) if self.path.exists() else 0
         except sqlite3.Error as exc:
             raise translate(exc, self.path) from exc
-        if schema == 0:
-            return "absent"
-        return "current" if schema >= len(migrations()) else "older"
+        return standing_of(schema, migrations())
 
     def notifier(self) -> SqliteNotifier:
         """Hints between the processes that share the file."""
@@ -522,6 +521,10 @@ class SqliteNotifier(RemoteNotifier):
         if self._listeners:
             self._told[hint.task_id] = hint.version
         await super().publish(hint, origin=origin)
+
+    def _is_open(self) -> bool:
+        # Raises if it is not.
+        return bool(self._read("PRAGMA data_version", ()))
 
     def _passes(self, exc: Exception) -> bool:
         # Closed, or busy. Hints of that time are lost.

@@ -16,9 +16,9 @@ from hashlib import blake2b
 from typing import Any, Final, TypeAlias
 
 from mcp_tasks.errors import LimitReached, StoreError
-from mcp_tasks.model.record import ALWAYS, TaskRecord, TaskStatus
+from mcp_tasks.model.record import TaskRecord
 from mcp_tasks.stores.base import Change, Created, Creation, Ready, Row, Share, WorkLimits
-from mcp_tasks.stores.codec import MICROSECOND, expiry, is_at_work, is_resuming, queued_since, ready, sort_key
+from mcp_tasks.stores.codec import FINAL, MICROSECOND, columns_of, sort_key
 from mcp_tasks.stores.fairness import TOOL_METHOD, Choice, Position, Room, Route, Step, Turns, Waiting, ready_of
 from mcp_tasks.stores.sqlite.file import (
     Operation,
@@ -33,8 +33,6 @@ from mcp_tasks.stores.sqlite.file import (
 
 WAITS, HANDED, AT_WORK, RESUMING = 0, 1, 2, 3
 """What the column `hand` says of a task; NULL if it is neither queued nor at work nor about to be again."""
-
-_FINAL = frozenset(status.value for status in TaskStatus if status.is_final)
 
 
 def row_of(task_id: str | bytes, owner: bytes, namespace: str | bytes, state: object) -> Row:
@@ -160,24 +158,9 @@ def hand_out(
 
 
 def _columns(record: TaskRecord, state: bytes) -> dict[str, Any]:
-    """What is written of a record each time."""
-    is_queued = record.ready_at == ALWAYS
-    at_work = RESUMING if is_resuming(record) else AT_WORK if is_at_work(record) else None
-    return {
-        "id": to_text(record.id),
-        "version": record.version,
-        "session": to_optional(record.session),
-        "status": record.status.value,
-        "worker": to_optional(record.worker),
-        "ready": ready(record),
-        "expires": expiry(record),
-        "state": state,
-        "queue": to_text(record.queue),
-        "rank": -record.priority,
-        "queued": is_queued,
-        "since": queued_since(record) if is_queued else None,
-        "hand": WAITS if is_queued else at_work,
-    }
+    values = columns_of(record, state, to_text)
+    at_work = RESUMING if values["resuming"] else AT_WORK if values["at_work"] else None
+    return values | {"hand": WAITS if values["queued"] else at_work}
 
 
 _INSERT_TASK = """
@@ -232,7 +215,7 @@ def create(new: Creation) -> Operation[Created]:
         # Under the write lock: of two that create under a key, the second one finds the first.
         found = cursor.execute(_STANDING, values).fetchall()
         key, status, expires, until, *row = found[0] if found else (None, "", None, None)
-        loses_key = until_end and status in _FINAL
+        loses_key = until_end and status in FINAL
         if found and not loses_key and (expires is None or expires > now):
             return Created(standing=row_of(*row))
         if record.parent is not None and not until_end:
