@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import permutations
-from typing import Any, ClassVar, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import anyio.lowlevel
 from hypothesis import strategies as st
@@ -54,9 +54,7 @@ from tests.contracts.strategies import MOMENTS, NAMESPACES, WORKERS, Chance, cha
 
 __all__ = ["StoreMachine", "store_machine"]
 
-# ---- store operations
-# Operations on a store as values, and whether some order of them explains what came of them.
-
+# ---- operations
 
 NOTED = "demo"
 """The server that has notes."""
@@ -77,10 +75,6 @@ class Create:
     share: Share | None = None
     key_outlives: timedelta | None = None
 
-    @property
-    def subject(self) -> str:
-        return f"task {self.record.id}"
-
     async def run(self, store: Store) -> object:
         handing = None if self.share is None else Handing(share=self.share)
         created = await store.create(
@@ -98,10 +92,6 @@ class Create:
 class Get:
     task_id: str
 
-    @property
-    def subject(self) -> str:
-        return f"task {self.task_id}"
-
     async def run(self, store: Store) -> object:
         return await store.get(self.task_id)
 
@@ -113,10 +103,6 @@ class Save:
     entries: Sequence[JournalEntry] = ()
     outcome: Outcome | None = None
     limits: WorkLimits | None = None
-
-    @property
-    def subject(self) -> str:
-        return f"task {self.record.id}"
 
     async def run(self, store: Store) -> object:
         try:
@@ -136,10 +122,6 @@ class Delete:
     expected: int
     now: datetime | None = None
 
-    @property
-    def subject(self) -> str:
-        return f"task {self.task_id}"
-
     async def run(self, store: Store) -> object:
         return await store.delete(self.task_id, expected=self.expected, now=self.now)
 
@@ -150,10 +132,6 @@ class HandOut:
     share: Share
     queues: Sequence[str] | None
     mark: bool
-
-    @property
-    def subject(self) -> str:
-        return f"tasks of {self.namespace}"
 
     async def run(self, store: Store) -> object:
         """All that the share allows: with fewer, whose turn it is would be the store's to choose."""
@@ -172,10 +150,6 @@ class HandOut:
 class HandBack:
     task_id: str
 
-    @property
-    def subject(self) -> str:
-        return f"task {self.task_id}"
-
     async def run(self, store: Store) -> object:
         return await store.hand_back(self.task_id)
 
@@ -185,10 +159,6 @@ class Beat:
     worker: str
     beats: int
 
-    @property
-    def subject(self) -> str:
-        return f"worker {self.worker}"
-
     async def run(self, store: Store) -> object:
         return await store.heartbeat(self.worker, namespace=WORKERS[self.worker], beats=self.beats)
 
@@ -196,10 +166,6 @@ class Beat:
 @dataclass(frozen=True)
 class Retire:
     worker: str
-
-    @property
-    def subject(self) -> str:
-        return f"worker {self.worker}"
 
     async def run(self, store: Store) -> object:
         return await store.retire(self.worker)
@@ -211,15 +177,28 @@ class SetNote:
     value: bytes
     expected: bytes | None
 
-    @property
-    def subject(self) -> str:
-        return f"note {self.name}"
-
     async def run(self, store: Store) -> object:
         return await store.set_note(NOTED, self.name, self.value, expected=self.expected)
 
 
 Operation: TypeAlias = Create | Get | Save | Delete | HandOut | HandBack | Beat | Retire | SetNote
+
+
+def subject_of(operation: Operation) -> str:
+    """The task, worker or note that an operation is about."""
+    match operation:
+        case Create() | Save():
+            return f"task {operation.record.id}"
+        case Get() | Delete() | HandBack():
+            return f"task {operation.task_id}"
+        case Beat() | Retire():
+            return f"worker {operation.worker}"
+        case HandOut():
+            return f"tasks of {operation.namespace}"
+        case SetNote():
+            return f"note {operation.name}"
+
+
 Done: TypeAlias = tuple[Operation, object]
 """An operation and its outcome."""
 
@@ -325,7 +304,7 @@ class Reference:
         """Give the scratch store all that the operations can see, and return what that is."""
         keys = {operation.key for operation in operations if isinstance(operation, Create)}
         under_keys = [f"task {task_id}" for task_id, key in self.keys.items() if key in keys]
-        subjects = list(dict.fromkeys([operation.subject for operation in operations] + under_keys))
+        subjects = list(dict.fromkeys([subject_of(operation) for operation in operations] + under_keys))
         # A claim within limits sees whatever is at work.
         limited = any(isinstance(operation, Save) and operation.limits is not None for operation in operations)
         others = [f"task {task_id}" for task_id in self.known] if limited else []
@@ -359,7 +338,7 @@ def _groups(done: Sequence[Done]) -> Sequence[Sequence[Done]]:
     )
     groups: dict[str, list[Done]] = {}
     for pair in done:
-        subject = pair[0].subject
+        subject = subject_of(pair[0])
         groups.setdefault("tasks" if joined and subject.startswith("task ") else subject, []).append(pair)
     return list(groups.values())
 
@@ -393,26 +372,9 @@ async def _beats(store: Store, worker: str) -> int:
     return (await store.workers(WORKERS[worker])).get(worker, 0)
 
 
-# ---- store plans
-# What the state machine of stores does next: operations that are drawn before the state they will meet is known.
+# ---- plans
 
-
-class World(Protocol):
-    """What a plan may ask when it becomes an operation."""
-
-    clock: FakeClock
-    lives: int
-
-    def new_id(self, number: int) -> str:
-        """A fresh id, or now and then one that was used before."""
-        ...
-
-    def record(self, number: int) -> TaskRecord:
-        """A task as it is now, or a record that no store can have."""
-        ...
-
-
-Plan: TypeAlias = Callable[[World], Operation]
+Plan: TypeAlias = Callable[["StoreMachine"], Operation]
 """An operation that is drawn before the state it will meet is known (see `Chance`)."""
 
 MANY = 1_000
@@ -445,16 +407,7 @@ def issues(*, at_once: bool = False) -> st.SearchStrategy[tuple[Plan, int, int]]
         + [_creations(shares, families=not at_once) for _ in range(2)]
         + [_claims() for _ in range(2)]
     )
-    rarely = [
-        _reads(),
-        _stale_saves(),
-        _joins(),
-        _deletions(),
-        _hand_backs(),
-        _store_plans_beats(),
-        _retirements(),
-        _notes(),
-    ]
+    rarely = [_reads(), _stale_saves(), _joins(), _deletions(), _hand_backs(), _beat_plans(), _retirements(), _notes()]
     in_turn = [] if at_once else [_hand_outs(), _hand_outs()]
     return st.tuples(st.one_of(*often, *rarely, *in_turn), st.integers(0, 3), st.integers(0, 3))
 
@@ -483,85 +436,57 @@ _numbers = st.integers(0, 9)
 def _creations(
     shares: Sequence[Share | None], servers: Sequence[str] = (*NAMESPACES, NOTED), *, families: bool = False
 ) -> st.SearchStrategy[Plan]:
-    def make(
-        number: int,
-        owner: str | None,
-        namespace: str,
-        request: TaskRequest,
-        age: int,
-        retention: int | None,
-        key: str | None,
-        announced: bool,
-        session: str | None,
-        parent: str | None,
-        key_until_end: bool,
-        place: tuple[str, str, int, str | None],
-        share: Share | None,
-        outlives: int | None,
-    ) -> Plan:
-        name, queue, priority, worker = place
+    def make(drawn: dict[str, Any]) -> Plan:
+        number: int = drawn.pop("number")
+        key, until_end, share, outlives, age, parent, retention = (drawn.pop(name) for name in apart)
 
-        def plan(machine: World) -> Operation:
+        def plan(machine: StoreMachine) -> Operation:
             machine.lives += 1
             its_parent = parent if families or key is None else None
             if its_parent is not None and families and number % 2:
                 its_parent = machine.record(number).id
-            return Create(
-                make_record(
-                    id=machine.new_id(number),
-                    owner=owner,
-                    namespace=namespace,
-                    created_at=machine.clock() - timedelta(seconds=age),
-                    retention=None if retention is None else timedelta(seconds=retention),
-                    announced=announced,
-                    session=session,
-                    parent=its_parent,
-                    version=machine.lives * MANY,
-                    name=name,
-                    queue=queue,
-                    priority=priority,
-                    worker=worker,
-                    attempt=int(worker is not None),
-                ),
-                request,
-                key,
-                key_until_end,
-                share,
-                None if outlives is None else timedelta(seconds=outlives),
+            record = make_record(
+                id=machine.new_id(number),
+                created_at=machine.clock() - timedelta(seconds=age),
+                retention=None if retention is None else timedelta(seconds=retention),
+                parent=its_parent,
+                version=machine.lives * MANY,
+                attempt=int(drawn["worker"] is not None),
+                **{name: value for name, value in drawn.items() if name != "request"},
             )
+            outlived = None if outlives is None else timedelta(seconds=outlives)
+            return Create(record, drawn["request"], key, until_end, share, outlived)
 
         return plan
 
-    # Some are met more often than others, so that shares and limits are used up.
-    owners = st.sampled_from([None, "alice", "alice", "bob"])
-    calls = st.sampled_from([TaskRequest(name="render", arguments={"n": n}) for n in (1, "☃", None)])
-    namespaces, retentions = st.sampled_from(servers), st.sampled_from([None, 0, 60])
-    # Few keys, so that they meet, also across owners and servers.
-    keys = st.sampled_from([None, None, "key", "☃"])
-    sessions, parents = st.sampled_from([None, "session"]), st.sampled_from([None, "parent"])
-    ages, flags = st.integers(0, 1), st.booleans()
-    # Some are begun as they are made, as where there is a slot for them.
-    names, priorities, begun = ["render", "render", "other"], [0, 0, 7, -7], [None, None, *list(WORKERS)[:1]]
-    places = st.tuples(*(st.sampled_from(values) for values in (names, QUEUES, priorities, begun)))
-    joined = (keys, flags, sessions, parents, flags)
-    return st.builds(
-        make,
-        _numbers,
-        owners,
-        namespaces,
-        calls,
-        ages,
-        retentions,
-        *joined,
-        places,
-        st.sampled_from(shares),
-        st.sampled_from([None, None, 0, 60]),
-    )
+    apart = ("key", "until_end", "share", "outlives", "age", "parent", "retention")
+    # Some are met more often than others, so that shares and limits are used up. Keys are few, so that they meet, also
+    # across owners and servers. Some tasks are begun as they are made, as where there is a slot for them.
+    values: dict[str, Sequence[Any]] = {
+        "number": range(10),
+        "owner": [None, "alice", "alice", "bob"],
+        "namespace": servers,
+        "request": [TaskRequest(name="render", arguments={"n": n}) for n in (1, "☃", None)],
+        "age": [0, 1],
+        "retention": [None, 0, 60],
+        "key": [None, None, "key", "☃"],
+        "announced": [False, True],
+        "session": [None, "session"],
+        "parent": [None, "parent"],
+        "until_end": [False, True],
+        "name": ["render", "render", "other"],
+        "queue": QUEUES,
+        "priority": [0, 0, 7, -7],
+        "worker": [None, None, *list(WORKERS)[:1]],
+        "share": shares,
+        "outlives": [None, None, 0, 60],
+    }
+    return st.fixed_dictionaries({name: st.sampled_from(some) for name, some in values.items()}).map(make)
 
 
 def _events() -> st.SearchStrategy[Plan]:
     def make(number: int, chance: Chance) -> Plan:
-        def plan(machine: World) -> Operation:
+        def plan(machine: StoreMachine) -> Operation:
             record, now = machine.record(number), machine.clock()
             event, entries = chance.for_record(record, now)
             try:
@@ -579,7 +504,7 @@ def _events() -> st.SearchStrategy[Plan]:
 
 def _claims() -> st.SearchStrategy[Plan]:
     def make(number: int, worker: str, limits: WorkLimits) -> Plan:
-        def plan(machine: World) -> Operation:
+        def plan(machine: StoreMachine) -> Operation:
             record, now = machine.record(number), machine.clock()
             if record.pause is not None and not record.is_final:
                 return Save(apply(record, RunResumed(attempt=record.attempt), now), record.version, limits=limits)
@@ -597,7 +522,7 @@ def _pauses() -> st.SearchStrategy[Plan]:
     """A run gives up its place, or wants it back."""
 
     def make(number: int, resumes: bool) -> Plan:
-        def plan(machine: World) -> Operation:
+        def plan(machine: StoreMachine) -> Operation:
             record, now = machine.record(number), machine.clock()
             if record.worker is None or record.is_final:
                 return Get(record.id)
@@ -620,7 +545,7 @@ def _joins() -> st.SearchStrategy[Plan]:
     """A task joins a session: what it waits for stays as it is."""
 
     def make(number: int) -> Plan:
-        def plan(machine: World) -> Operation:
+        def plan(machine: StoreMachine) -> Operation:
             record = machine.record(number)
             return Save(replace(record, version=record.version + 1, session="session"), record.version)
 
@@ -633,7 +558,7 @@ def _stale_saves() -> st.SearchStrategy[Plan]:
     def make(number: int, off_by: int) -> Plan:
         entry = JournalEntry(kind="step", key="never", value=None)
 
-        def plan(machine: World) -> Operation:
+        def plan(machine: StoreMachine) -> Operation:
             record = machine.record(number)
             return Save(replace(record, version=record.version + 1), record.version + off_by, (entry,))
 
@@ -644,7 +569,7 @@ def _stale_saves() -> st.SearchStrategy[Plan]:
 
 def _deletions() -> st.SearchStrategy[Plan]:
     def make(number: int, off_by: int, says_when: bool) -> Plan:
-        def plan(machine: World) -> Operation:
+        def plan(machine: StoreMachine) -> Operation:
             record = machine.record(number)
             return Delete(record.id, record.version + off_by, machine.clock() if says_when else None)
 
@@ -671,7 +596,7 @@ def _reads() -> st.SearchStrategy[Plan]:
     return _numbers.map(lambda number: lambda machine: Get(machine.record(number).id))
 
 
-def _store_plans_beats() -> st.SearchStrategy[Plan]:
+def _beat_plans() -> st.SearchStrategy[Plan]:
     return st.builds(Beat, st.sampled_from(list(WORKERS)), st.integers(1, 9)).map(lambda beat: lambda machine: beat)
 
 
@@ -696,8 +621,6 @@ _OWNERS: Sequence[Whose] = (EVERYBODY, UNOWNED, OwnedBy("alice"), InSession("ses
 
 class StoreMachine(RuleBasedStateMachine):
     """The rules. Use `store_machine`, which says where the stores come from."""
-
-    same_bytes: ClassVar[bool] = True
 
     def new_place(self) -> AbstractContextManager[Sequence[Store]]:
         """Stores, not yet open, on one empty place."""
@@ -819,10 +742,7 @@ class StoreMachine(RuleBasedStateMachine):
                 handed_out = partial(store.queued, namespace, handed_out=handed)
                 readings[f"queued {namespace} {handed}"] = await _all_ids(handed_out, limit=2)
             for whose in (EVERYBODY, UNOWNED, OwnedBy("alice"), OwnedBy("bob")):
-                usage = await store.usage(namespace, whose)
-                # How many bytes something is kept as, may be the store's to choose.
-                stored = usage.stored_bytes if self.same_bytes else bool(usage.stored_bytes)
-                readings[f"usage {namespace} {whose}"] = usage.open_tasks, stored
+                readings[f"usage {namespace} {whose}"] = await store.usage(namespace, whose)
             readings[f"backlog {namespace}"] = dict(await store.backlog(namespace, now))
             readings[f"due {namespace}"] = await _all_ids(partial(store.due, namespace, now), limit=2)
             for whose in (*_OWNERS, OwnedBy("bob")):
@@ -837,18 +757,10 @@ class StoreMachine(RuleBasedStateMachine):
         return readings
 
 
-def store_machine(factory: Factory, *, same_bytes: bool = True) -> type[StoreMachine]:
-    """A state machine for the stores that `factory` gives; its `TestCase` runs under unittest and pytest.
-
-    Args:
-        same_bytes: Whether a store keeps what it is given in as many bytes as the reference; False for one that
-            encrypts or compresses.
-    """
-    alike = same_bytes
+def store_machine(factory: Factory) -> type[StoreMachine]:
+    """A state machine for the stores that `factory` gives; its `TestCase` runs under unittest and pytest."""
 
     class Machine(StoreMachine):
-        same_bytes = alike
-
         def new_place(self) -> AbstractContextManager[Sequence[Store]]:
             return factory()
 

@@ -330,15 +330,10 @@ class Creation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Created:
-    """The result of a creation.
+    """The result of a creation. `handed` and `carried` are as in `Handing`.
 
-    Attributes:
-        standing: The task that stands under the key; None if the task was made.
-        handed: Whether the new task is marked as dispatched.
-        carried: Whether the job of the engine was written with it.
-        spent: Whether the key is taken though its task is gone; then nothing was made.
-        child: Which task that was, if its parent is open; None if the parent has ended or is gone.
-        exists: Whether there is a task of this id already; then nothing was made.
+    Nothing was made if a task is `standing` under the key, the key is `spent` though its task (the `child` of a parent
+    that is open) is gone, or a task of this id `exists`.
     """
 
     standing: Kept | None = None
@@ -377,13 +372,7 @@ class Listing:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sweep:
-    """A page of ids.
-
-    Attributes:
-        kind: Queued tasks by their creation, parked ones by their `ready_at`, or those of a worker by their creation.
-        of: The namespace, or the worker.
-        now: Up to which `ready_at`, of parked tasks.
-    """
+    """A page of ids: queued tasks of a namespace, parked ones up to a `ready_at`, or the tasks of a worker."""
 
     kind: Literal["queued", "due", "claimed"]
     of: str
