@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from heapq import heappop, heappush
 from itertools import islice, takewhile
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from mcp_tasks.errors import LimitReached
 from mcp_tasks.model.limits import is_expired
@@ -55,6 +55,8 @@ from mcp_tasks.stores.codec import (
     sort_key,
 )
 from mcp_tasks.stores.fairness import TOOL_METHOD, Choice, Room, Route, Step, Turns, Waiting, ready_of
+
+K = TypeVar("K", bound=Hashable)
 
 Position: TypeAlias = tuple[Any, ...]
 """Where something stands: values that are compared one after the other, the last of them unique."""
@@ -134,7 +136,6 @@ class _Task:
         outlives: for how long the key outlives it.
         since: Since when it is queued; None if it is not.
         handed: Whether it is queued and dispatched.
-        places: Where it is in the indexes.
     """
 
     record: TaskRecord
@@ -146,12 +147,18 @@ class _Task:
     outcome: Outcome | None = None
     since: int | None = None
     handed: bool = False
-    places: set[tuple[Hashable, Position]] = field(default_factory=set[tuple[Hashable, Position]])
 
     def free_at(self, gone: int | None = None) -> int:
         """When its key is free, if the task is gone since then, or else expired."""
         gone = expiry(self.record) if gone is None else gone
         return (sort_key(self.record) if gone is None else gone) + (self.outlives or timedelta(0)) // MICROSECOND
+
+
+def _add(counter: Counter[K], place: K, number: int) -> None:
+    """Count, and keep no zeros: owners come and go."""
+    counter[place] += number
+    if not counter[place]:
+        del counter[place]
 
 
 def _owner(owner: str | None) -> Owner:
@@ -173,9 +180,6 @@ def _places(task: _Task) -> Iterator[tuple[Hashable, Position]]:
         yield ("session", namespace, record.session), created
     if record.parent is not None:
         yield ("parent", namespace, record.parent), created
-    if not record.is_final:
-        yield ("open", namespace), (task_id,)
-        yield ("open", namespace, owner), (task_id,)
     if record.worker is not None:
         yield ("claimed", record.worker), created
         yield ("working", namespace), (record.worker, task_id)
@@ -237,6 +241,7 @@ class MemoryStore(Store):
         super().__init__("memory")
         self._tasks: dict[str, _Task] = {}
         self._order = Ordered()
+        self._open_tasks: Counter[tuple[str, Owner | None]] = Counter()
         self._bytes: Counter[tuple[str, Owner]] = Counter()
         self._keys: dict[Under, str] = {}
         # Keys whose tasks are gone, until when they are taken, and the same in the order of that.
@@ -282,7 +287,6 @@ class MemoryStore(Store):
         if standing is not None:
             self._free_key(standing) if loses_key else self._forget(standing)
         task = _Task(record, new.request, 0, under, new.key_outlives)
-        self._tasks[record.id] = task
         self._put(task, record)
         self._grow(task, len(new.request))
         if under is not None:
@@ -369,6 +373,10 @@ class MemoryStore(Store):
 
     def _put(self, task: _Task, record: TaskRecord) -> None:
         """Have a task as this record."""
+        is_new = record.id not in self._tasks
+        before = set[tuple[Hashable, Position]]() if is_new else set(_places(task))
+        self._count(record, (not record.is_final) - (not is_new and not task.record.is_final))
+        self._tasks[record.id] = task
         task.record = record
         if record.is_final:
             self._children.pop(record.id, None)
@@ -376,30 +384,31 @@ class MemoryStore(Store):
             task.since, task.handed = None, False
         elif task.since is None:
             task.since = queued_since(record)
-        self._move(task, set(_places(task)))
+        self._move(before, set(_places(task)))
 
     def _mark(self, task: _Task, *, handed: bool) -> None:
+        before = set(_places(task))
         task.handed = handed
-        self._move(task, set(_places(task)))
+        self._move(before, set(_places(task)))
 
-    def _move(self, task: _Task, places: set[tuple[Hashable, Position]]) -> None:
-        for group, position in task.places - places:
+    def _move(self, before: set[tuple[Hashable, Position]], now: set[tuple[Hashable, Position]]) -> None:
+        for group, position in before - now:
             self._order.remove(group, position)
-        for group, position in places - task.places:
+        for group, position in now - before:
             self._order.add(group, position)
-        task.places = places
+
+    def _count(self, record: TaskRecord, number: int) -> None:
+        for owner in (_owner(record.owner), None) if number else ():
+            _add(self._open_tasks, (record.namespace, owner), number)
 
     def _grow(self, task: _Task, size: int) -> None:
         task.size += size
-        place = task.record.namespace, _owner(task.record.owner)
-        self._bytes[place] += size
-        if not self._bytes[place]:
-            # Owners come and go.
-            del self._bytes[place]
+        _add(self._bytes, (task.record.namespace, _owner(task.record.owner)), size)
 
     def _forget(self, task: _Task, now: int | None = None) -> None:
         self._children.pop(task.record.id, None)
-        self._move(task, set())
+        self._move(set(_places(task)), set())
+        self._count(task.record, -(not task.record.is_final))
         self._grow(task, -task.size)
         del self._tasks[task.record.id]
         if task.under is not None:
@@ -473,9 +482,10 @@ class MemoryStore(Store):
         return self._keys.get((namespace, _owner(owner), key))
 
     async def usage(self, namespace: str, whose: Owners) -> Usage:
+        if whose is EVERYBODY:
+            return Usage(open_tasks=min(self._open_tasks[namespace, None], MOST_COUNTED), stored_bytes=0)
         place = namespace, _owner(narrowed(whose)[1])
-        count = self._order.count(("open", namespace) if whose is EVERYBODY else ("open", *place))
-        return Usage(open_tasks=min(count, MOST_COUNTED), stored_bytes=0 if whose is EVERYBODY else self._bytes[place])
+        return Usage(open_tasks=min(self._open_tasks[place], MOST_COUNTED), stored_bytes=self._bytes[place])
 
     async def workers(self, namespace: str) -> dict[str, int]:
         beating = [worker for worker, (beats_for, _) in self._beats.items() if beats_for == namespace]
