@@ -9,8 +9,8 @@ import pytest
 
 from mcp_tasks.cli.fields import read_words
 from mcp_tasks.cli.follow import Followed
-from mcp_tasks.cli.forms import read_arguments
-from mcp_tasks.cli.questions import Form, questions_of
+from mcp_tasks.cli.prompt import Form, read_arguments
+from mcp_tasks.cli.questions import questions_of
 from mcp_tasks.cli.terminal import LineBoard, Problem
 from mcp_tasks.client import LedgerEntry
 from mcp_tasks.errors import BadValue

@@ -12,8 +12,8 @@ import pytest
 
 from harness.ports import closed_port, listening, mcp_url, port_of
 from harness.processes import run
-from mcp_tasks.cli.forms import how_to_answer
-from mcp_tasks.cli.questions import Question, link_to
+from mcp_tasks.cli.prompt import how_to_answer
+from mcp_tasks.cli.questions import Link, Question
 from mcp_tasks.cli.terminal import command_line, one_line
 from mcp_tasks.client import Ledger
 from tests.cli import hostile_server
@@ -155,7 +155,7 @@ def test_a_command_that_is_copied_has_a_servers_words_as_words(name: str) -> Non
     ],
 )
 def test_a_page_that_may_not_be_opened_says_why(url: str) -> None:
-    assert link_to(url).refusal
+    assert Link.to(url).refusal
     params = {"mode": "url", "url": url, "message": "?"}
     question = Question(key="q", method="elicitation/create", params=params, tool="t")
     assert any(line.strip().startswith("!") for line in question.describe())

@@ -2,8 +2,8 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -18,9 +18,17 @@ from mcp.server.mcpserver import Context
 from harness.http import serving
 from harness.rpc import MODERN, PATIENCE
 from harness.server import CUSTOM_ERROR, Desk
-from mcp_tasks.cli.follow import Followed, Follower, Hooks, follow, open_questions, still_asked
+from mcp_tasks.cli.follow import (
+    Event,
+    Followed,
+    Follower,
+    Watcher,
+    ask_through_the_task,
+    open_questions,
+    still_asked,
+)
 from mcp_tasks.cli.questions import Question
-from mcp_tasks.cli.servers import connect, connector
+from mcp_tasks.cli.servers import ServerTasks, connect
 from mcp_tasks.client import Ledger, LedgerEntry, Progress, TaskSnapshot, TaskStatus, WaitTimedOut, resume_task
 from mcp_tasks.errors import Fate, InvalidInput, QuestionUnseen, ServerUnreachable, UnknownTask
 from tests.client.peer import (
@@ -41,7 +49,7 @@ NOWHERE = "http://127.0.0.1:9/mcp"
 ANN = {"action": "accept", "content": {"name": "Ann"}}
 
 
-class Host(Hooks):
+class Host(Watcher):
     def __init__(self, answer: Mapping[str, Any] | None = None, *, there: bool = True) -> None:
         self.can_answer: bool = there
         self.states: list[tuple[str, str]] = []
@@ -49,17 +57,19 @@ class Host(Hooks):
         self.ended: list[Followed] = []
         self._answer = answer
 
-    def on_change(self, followed: Followed) -> None:
-        self.states.append(("task" if followed.task_id else "call", followed.status))
-        self.away.append(followed.away_since)
+    def tell(self, followed: Followed, event: Event, detail: Any = None) -> None:
+        match event:
+            case "changed":
+                self.states.append(("task" if followed.task_id else "call", followed.status))
+                self.away.append(followed.away_since)
+            case "ended":
+                self.ended.append(followed)
+            case "back":
+                assert detail >= timedelta(0)
+            case _:
+                pass
 
-    def on_call_ended(self, followed: Followed) -> None:
-        self.ended.append(followed)
-
-    def on_back(self, followed: Followed, after: timedelta) -> None:
-        assert after >= timedelta(0)
-
-    async def on_question(self, followed: Followed, question: Question) -> Mapping[str, Any] | None:
+    async def answer(self, followed: Followed, question: Question) -> Mapping[str, Any] | None:
         assert followed.status == "input_required"
         assert question in followed.questions
         return self._answer
@@ -70,6 +80,16 @@ async def calling(follower: Follower, url: str) -> AsyncGenerator[Client]:
     with anyio.fail_after(PATIENCE):
         async with connect(url, elicit=follower.elicit) as client:
             yield client
+
+
+def linked(tasks: ServerTasks, ledger: Ledger | None = None) -> AbstractAsyncContextManager[Client]:
+    return connect(tasks.server, ledger=ledger, identity=tasks.identity, elicit=ask_through_the_task)
+
+
+async def follow(
+    entries: Sequence[LedgerEntry], host: Host | None = None, ledger: Ledger | None = None, timeout: float | None = None
+) -> list[Followed]:
+    return await Follower(host, timeout=timeout).follow(entries, lambda tasks: linked(tasks, ledger))
 
 
 async def called(follower: Follower, url: str, tool: str, **arguments: Any) -> Followed:
@@ -120,22 +140,25 @@ def failing(*_: Any, **__: Any) -> Any:
 @pytest.mark.parametrize(
     ("hook", "tool"),
     [
-        ("on_change", "ask_name"),
-        ("on_call_ended", "ask_name"),
-        ("on_question", "ask_name"),
-        ("on_question", "ask_before"),
+        ("changed", "ask_name"),
+        ("ended", "ask_name"),
+        ("answer", "ask_name"),
+        ("answer", "ask_before"),
     ],
 )
 async def test_what_a_hook_raises_comes_out_as_it_is(url: str, hook: str, tool: str) -> None:
     host = Host(ANN)
-    setattr(host, hook, failing)
+    if hook == "answer":
+        host.answer = failing
+    else:
+        host.tell = lambda followed, event, detail=None: failing() if event == hook else None
     follower = Follower(host)
     async with calling(follower, url) as client:
         with pytest.raises(OSError, match="the disk is full"):
             await follower.call(client, tool, server=url)
         if tool == "ask_before":
             assert text_of(await follower.call(client, "greet", {"name": "Ann"}, server=url)) == "Hello, Ann!"
-    if hook != "on_call_ended" and tool == "ask_name":
+    if hook != "ended" and tool == "ask_name":
         left = await called(Follower(), url, "ask_name")
         with pytest.raises(OSError, match="the disk is full"):
             await follow([left.entry], host)
@@ -152,8 +175,8 @@ async def test_what_a_hook_raises_at_the_progress_of_a_call_ends_the_call() -> N
             await asyncio.sleep(0.01)  # sleep: a tool that takes its time
 
     host = Host()
-    told = host.on_change
-    host.on_change = lambda followed: failing() if followed.progress else told(followed)
+    told = host.tell
+    host.tell = lambda followed, event, detail=None: failing() if followed.progress else told(followed, event, detail)
     follower = Follower(host)
     async with serving(plain) as wire, calling(follower, wire.url) as client:
         with anyio.fail_after(PATIENCE), pytest.raises(OSError, match="the disk is full"):
@@ -173,8 +196,7 @@ async def test_a_time_limit_is_told_of_the_wait_that_it_ended(
     if fate == "cancelled":
         return
     # Once it has ended, however long that takes.
-    connect_to = connector()
-    while isinstance((done := (await follower.follow([late.entry], connect_to))[0]).problem, WaitTimedOut):
+    while isinstance((done := (await follower.follow([late.entry], linked))[0]).problem, WaitTimedOut):
         pass
     assert (done.status, done.problem, done.fate) == ("completed", None, None)
 

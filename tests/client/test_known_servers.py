@@ -9,16 +9,8 @@ from typing import Any
 import httpx2
 import pytest
 
-from mcp_tasks.cli.known_servers import (
-    KnownServer,
-    KnownServers,
-    check_token,
-    is_in_the_clear,
-    read_headers,
-    read_token,
-    secrets_of,
-)
-from mcp_tasks.cli.servers import ServerAddress, check_url
+from mcp_tasks.cli.options import check_token, is_in_the_clear, read_headers, read_token, secrets_of
+from mcp_tasks.cli.servers import KnownServer, KnownServers, ServerAddress, check_url
 from mcp_tasks.errors import InvalidInput, InvalidOption, ServerUnreachable
 
 URL = "https://farm.example/mcp"

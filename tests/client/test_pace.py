@@ -15,7 +15,7 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import ElicitRequestParams, ElicitResult
 
 from harness.rpc import MODERN, PARSE_ERROR
-from mcp_tasks.cli.follow import Followed, Follower, Hooks
+from mcp_tasks.cli.follow import Followed, Follower, Watcher
 from mcp_tasks.cli.questions import Question
 from mcp_tasks.client import Patience, TaskHandle, TaskStatus, WaitTimedOut, call_tool
 from mcp_tasks.client.poller import BACKSTOP, DEFAULT_INTERVAL, MOST_UNREADABLE, SHORTEST_INTERVAL, SOON, Poller
@@ -118,13 +118,13 @@ ANSWERING = ["call_tool", "call", "handle", "by hand", "command line"]
 WAYS = [*((way, False) for way in (*ANSWERING, "watch")), *((way, True) for way in ANSWERING)]
 
 
-class Clerk(Hooks):
+class Clerk(Watcher):
     can_answer = True
 
     def __init__(self, seconds: float = 0) -> None:
         self._seconds = seconds
 
-    async def on_question(self, followed: Followed, question: Question) -> Mapping[str, Any]:
+    async def answer(self, followed: Followed, question: Question) -> Mapping[str, Any]:
         await anyio.sleep(self._seconds)  # sleep: the time is simulated
         return accepted().model_dump(mode="json", exclude_none=True)
 

@@ -16,9 +16,7 @@ from mcp_types import CLIENT_CAPABILITIES_META_KEY, JSONRPCRequest
 
 from harness.forking import piped
 from harness.rpc import response
-from mcp_tasks.cli.doctor import Report, examine
-from mcp_tasks.cli.doctor.examination import examine_over
-from mcp_tasks.cli.raw import LISTENING, HttpConnection, RawConnection, Reply, Silence
+from mcp_tasks.cli.doctor import LISTENING, HttpConnection, RawConnection, Reply, Report, Silence, examine, examine_over
 from mcp_tasks.errors import InvalidInput, ServerHasFaults
 from mcp_tasks.model.json import JsonObject, object_in
 from mcp_tasks.protocol.shapes import EXTENSION_ID

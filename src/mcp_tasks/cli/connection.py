@@ -1,4 +1,4 @@
-"""Connections as the command line makes them: with its name, its options, and what servers it starts are given."""
+"""Connections as the command line makes them: servers by name, what goes with a server, and tasks of the ledger."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from mcp.client.session import ElicitationFnT
 from mcp_types import Implementation
 
 from mcp_tasks import __version__
-from mcp_tasks.cli.follow import Seen, at_each
-from mcp_tasks.cli.known_servers import KnownServer, KnownServers
+from mcp_tasks.cli import servers
+from mcp_tasks.cli.follow import Seen, ask_through_the_task, at_each
 from mcp_tasks.cli.options import (
     CONFIG,
     SECRETS,
@@ -33,41 +33,37 @@ from mcp_tasks.cli.options import (
     takes_options,
     warn,
 )
-from mcp_tasks.cli.servers import ServerAddress, ServerTasks, ask_through_the_task
-from mcp_tasks.cli.servers import connect as connect_to
+from mcp_tasks.cli.servers import KnownServer, KnownServers, ServerAddress, ServerTasks
 from mcp_tasks.cli.terminal import one_line, problem_of
 from mcp_tasks.client import Ledger, LedgerEntry, TaskHandle, user_ledger
 from mcp_tasks.errors import Explained, InvalidInput
 
-# ---- names
-# Servers by name: what SERVER may be on the command line, and what goes with a server that is named in a file.
-
+T = TypeVar("T")
 
 _NAMED: Final = __name__
-"""Where a command keeps the servers that were given to it, by how the ledger has them: two names may be of one address,
-and one that was typed as an address is none of a file."""
+"""The key of the servers that were given to a command, by their names in the ledger: two names may have one address,
+and an address that was typed belongs to no file."""
 
 
 class ServerName(click.ParamType[ServerAddress]):
-    """A URL, a command, or the name of a known server; what a command gets is its address."""
+    """A URL, a command, or the name of a known server; a command gets its address."""
 
     name = "server"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> ServerAddress:
-        """The address: of a server that has a name, as the ledger has it."""
         try:
             found = known_servers(ctx).resolve(str(value))
+            known = found if isinstance(found, KnownServer) else None
             address = ServerAddress.parse(found.spec) if isinstance(found, KnownServer) else found
         except Explained as exc:
             raise problem_of(exc) from None
         if ctx is not None:
-            ctx.meta.setdefault(_NAMED, {})[address.spec] = found if isinstance(found, KnownServer) else None
+            ctx.meta.setdefault(_NAMED, {})[address.spec] = known
         return address
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """The names."""
-        servers = [known for known in known_servers(ctx) if known.name.startswith(incomplete)]
-        return [CompletionItem(known.name, help=where(known)) for known in servers]
+        found = [known for known in known_servers(ctx) if known.name.startswith(incomplete)]
+        return [CompletionItem(known.name, help=where(known)) for known in found]
 
 
 SERVER: Final = ServerName()
@@ -84,16 +80,12 @@ def known_servers(ctx: click.Context | None = None) -> KnownServers:
 
 
 def known_as(server: ServerAddress, named: str | None = None) -> KnownServer | None:
-    """The server of a file at this address: the one that was named on the command line; of a task that the user comes
-    back to, the one that the call named (`named`, of the ledger's entry). An address that was typed, now or for the
-    call, takes nothing of a file."""
+    """The server of a file at this address: the one that was named on the command line; for a task of the ledger, the
+    one that the call named (`LedgerEntry.named`). An address that was typed, now or for the call, takes nothing of a
+    file."""
     if server.spec in _named():
         return _named()[server.spec]
-    if named == "":
-        return None
-    servers = known_servers()
-    known = servers.get(named or "")
-    return known if known is not None and known.is_at(server) else servers.at(server)
+    return None if named == "" else known_servers().at(server, name=named or "")
 
 
 def name_of(server: ServerAddress) -> str:
@@ -105,15 +97,15 @@ def name_of(server: ServerAddress) -> str:
 def way_to(
     server: ServerAddress, access: Access, named: str | None = None
 ) -> tuple[ServerAddress, Access, dict[str, str]]:
-    """How a server is reached, with what the file says in which it has a name: its address, with variables filled in,
-    its headers, and the environment variables of its process. What is on the command line goes before that, and that
-    before the token of the environment. That is only sent to a server that the user named or typed: now, or when they
-    made the call whose task this is about. Secrets are hidden, and credentials in the clear warned of.
+    """How a server is reached, with its entry in a file: its address with variables filled in, its headers, and the
+    environment variables of its process. Headers of the command line take precedence over those of the file, and these
+    over the token of the environment, which goes only to a server that the user named or typed: now, or when they made
+    the call whose task this is about.
 
     Raises:
         InvalidInput: A variable is not set.
     """
-    # Nearly all of it, as for any other command that is typed here; the SDK's own choice is for hosts.
+    # Nearly all of it, like any other command that is typed here; the SDK's own choice is for hosts.
     environment, headers = environment_for_servers(), dict(access.headers)
     known = known_as(server, named)
     is_users = named is not None or server.spec in _named()
@@ -121,7 +113,11 @@ def way_to(
         SECRETS.hide(*known.secrets)
         added = _add(known.headers, headers)
         server, environment = known.address, environment | known.environment
-        _announce(known, with_headers=added)
+        source = f"{known.name} in {short_path(known.source)}"
+        if known.is_command:
+            _say(f"Starting {where(known)} ({source})")
+        elif added and known not in _named().values():
+            _say(f"Sending the headers of {source}")
     elif named and server.spec not in _named():
         _say(f"{named!r} is not the name of this server any more, so no headers or variables of a file are used.")
         _say("If it is in another mcp.json, name that file: --config FILE.")
@@ -143,15 +139,6 @@ def _add(more: Mapping[str, str], headers: dict[str, str]) -> bool:
     return bool(added)
 
 
-def _announce(server: KnownServer, *, with_headers: bool) -> None:
-    """Say what is started from which file; and what a file adds to requests, where nobody named its server."""
-    source = f"{server.name} in {short_path(server.source)}"
-    if server.is_command:
-        _say(f"Starting {where(server)} ({source})")
-    elif with_headers and server not in _named().values():
-        _say(f"Sending the headers of {source}")
-
-
 def _say(text: str) -> None:
     click.secho(one_line(text), fg="bright_black", err=True)
 
@@ -162,7 +149,7 @@ def _named() -> dict[str, KnownServer | None]:
 
 
 def where(server: KnownServer) -> str:
-    """How a known server is reached, as it is written in its file."""
+    """The address of a known server, as it is written in its file."""
     try:
         return one_line(server.spec.rpartition(" && ")[2])
     except InvalidInput as exc:
@@ -170,7 +157,7 @@ def where(server: KnownServer) -> str:
 
 
 def short_path(path: Path) -> str:
-    """A path with the home folder cut short."""
+    """A path, with the home folder as `~`."""
     return f"~/{path.relative_to(Path.home())}" if path.is_relative_to(Path.home()) else str(path)
 
 
@@ -182,9 +169,9 @@ def connect(
     ledger: Ledger | None = None,
     elicit: ElicitationFnT | None = None,
 ) -> AbstractAsyncContextManager[Client]:
-    """A connected client that knows tasks; see `mcp_tasks.client.connect`. `named` is that of the ledger's entries."""
+    """A connected client that knows tasks; see `servers.connect`. `named` is that of the ledger's entries."""
     server, access, environment = way_to(server, access, named)
-    return connect_to(
+    return servers.connect(
         server,
         headers=access.headers,
         environment=environment,
@@ -193,24 +180,17 @@ def connect(
         identity=access.identity or "",
         elicit=elicit,
         client_info=Implementation(name="mcp-tasks-cli", version=__version__),
-        # Otherwise the server's log goes where it does not run through a progress bar.
+        # By default the server's log is kept, so that it does not run through a progress bar.
         errlog=sys.stderr if logging.getLogger().isEnabledFor(logging.INFO) else None,
     )
 
 
-# ---- remembered
-# The tasks that a command is given, out of those that were started from here.
-
-
-T = TypeVar("T")
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chosen:
-    """The tasks that a command is given, with the ledger that has them, and what else every such command takes.
+    """The tasks of the ledger that a command is given.
 
     Attributes:
-        several: Whether more than one was named, be it the same one.
+        several: Whether more than one was named, even if it is the same one.
     """
 
     ledger: Ledger
@@ -219,14 +199,14 @@ class Chosen:
     several: bool
 
     def connect(self, tasks: ServerTasks, *, asks: bool = True) -> AbstractAsyncContextManager[Client]:
-        """A client for some of them, as the user that they are of; what is seen goes into the ledger. With `asks`, the
-        server is told that there is somebody to ask."""
+        """A client for some of them, as the user that they belong to. With `asks`, the server is told that there is a
+        person to ask."""
         access = replace(self.options.access, identity=tasks.identity)
         elicit = ask_through_the_task if asks else None
         return connect(tasks.server, access, named=tasks.named, ledger=self.ledger, elicit=elicit)
 
     async def at_each(self, act: Callable[[TaskHandle], Awaitable[T]], *, asks: bool = False) -> Seen[T]:
-        """Do something with each of them: see `mcp_tasks.cli.follow.at_each`."""
+        """Do something with each of them: see `follow.at_each`."""
         credentials = self.options.access.credentials
         return await at_each(self.entries, partial(self.connect, asks=asks), act, headers=credentials)
 
@@ -237,7 +217,7 @@ def takes_server(about: str) -> Takes:
 
 
 def takes_tasks(command: Callable[..., Coroutine[Any, Any, int]]) -> Command:
-    """A decorator for commands that have an argument `ids`: they are given the tasks that it names, as `chosen`."""
+    """A decorator for commands with an argument `ids`: they are given the tasks that it names, as `chosen`."""
 
     @takes_server("The task's server, if the ledger does not know it. Needs the whole id.")
     @takes_options

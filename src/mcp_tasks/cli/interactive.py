@@ -1,15 +1,18 @@
-"""Whoever waits at a terminal, or reads its lines later: states are drawn, questions asked, and Ctrl-C offers a choice.
+"""A command that waits: states are drawn, questions asked, Ctrl-C offers a choice, and results are printed or saved.
 
-While somebody works on a question, or on the menu after Ctrl-C, no time of a `--timeout` passes.
+While a question, or the menu after Ctrl-C, is on the terminal, no time of a `--timeout` passes.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import json
+import mimetypes
+import re
 import sys
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -19,10 +22,10 @@ from rich.text import Text
 
 from mcp_tasks.cli.connection import Chosen
 from mcp_tasks.cli.fields import chosen_word
-from mcp_tasks.cli.follow import Followed, Follower, Hooks
-from mcp_tasks.cli.forms import ask, how_to_answer
+from mcp_tasks.cli.follow import Event, Followed, Follower, Watcher, blocks_of
 from mcp_tasks.cli.options import SECRETS, Access, Options, Waiting
-from mcp_tasks.cli.questions import Question, result_texts
+from mcp_tasks.cli.prompt import ask, how_to_answer
+from mcp_tasks.cli.questions import Question
 from mcp_tasks.cli.servers import ServerAddress
 from mcp_tasks.cli.terminal import (
     WHAT_BECAME,
@@ -42,11 +45,10 @@ from mcp_tasks.cli.terminal import (
 )
 from mcp_tasks.client import LedgerEntry
 from mcp_tasks.client.ledger import short_id
+from mcp_tasks.errors import InvalidOption, InvalidResponse, TasksError
 from mcp_tasks.model.json import JsonObject
 
-# ---- outcomes
-# What became of a call or a task: in words, as JSON, and as an exit code.
-
+T = TypeVar("T")
 
 HOW_TO_SAVE: Final = "--save DIR writes it to a file"
 
@@ -56,11 +58,15 @@ _EXITS: Final[Mapping[str, Exit]] = {
     "cancelled": Exit.CANCELLED,
     "input_required": Exit.INPUT_REQUIRED,
 }
-"""For outcomes that are not well. What somebody has chosen is no failure."""
+"""Exit codes of the outcomes that are failures. One that the user chose is none."""
+
+
+# ---- outcomes
+# A finished call or task: in words, as JSON, and as an exit code.
 
 
 def report(followed: Sequence[Followed], options: Options, *, save: Path | None = None, as_list: bool = False) -> int:
-    """Print how calls or tasks stand; gives the exit code: that of the first that is not well."""
+    """Print calls or tasks; returns the exit code of the first failure."""
     outcomes = [with_files(each, save) for each in followed]
     if options.output == "json":
         values = [as_json(outcome) for outcome in outcomes]
@@ -72,23 +78,24 @@ def report(followed: Sequence[Followed], options: Options, *, save: Path | None 
 
 
 def with_files(followed: Followed, save: Path | None) -> Followed:
-    """The same, after the files in its result were written into a folder. If they cannot be, that is said, and the
-    result is printed all the same: it may be nowhere else."""
-    if save is None:
+    """Write the files of a result into a folder. If that fails, a message says so, and the result is printed all the
+    same: it may be nowhere else."""
+    if save is None or followed.result is None:
         return followed
-    followed = followed.save(save)
-    named = "\n".join(result_texts(followed.result or {}, followed.saved))
-    for path in followed.saved.values():
-        # What is text is printed as it is, without a word on where it went.
+    saved, problem = save_files(followed.result, save, followed.entry.tool)
+    followed = replace(followed, saved=saved, not_saved=problem)
+    named = "\n".join(result_texts(followed.result or {}, saved))
+    for path in saved.values():
+        # A text file is printed as it is, without its path.
         if str(path) not in named:
             say(f"Saved {path}")
-    if followed.not_saved is not None and (problem := problem_in(followed)) is not None:
-        problem.show()
+    if problem is not None and (said := problem_in(followed)) is not None:
+        said.show()
     return followed
 
 
 def problem_in(followed: Followed) -> Problem | None:
-    """What kept us from knowing more, or from writing a file with `--save`."""
+    """Why no more is known of a task, or why a file of `--save` was not written."""
     if followed.problem is not None:
         return problem_of(followed.problem)
     if followed.status == "input_required" and followed.fate in ("cancelled", "not cancelled"):
@@ -100,7 +107,7 @@ def problem_in(followed: Followed) -> Problem | None:
 
 
 def as_json(followed: Followed) -> dict[str, Any]:
-    """The value that `--output json` prints, with the problem as it is said here."""
+    """The value that `--output json` prints."""
     problem = problem_in(followed)
     return followed.to_json() | ({} if problem is None else {"problem": problem.message})
 
@@ -111,13 +118,13 @@ def _exit_of(followed: Followed) -> Exit:
 
 
 def say_how_to_return(entries: Sequence[LedgerEntry], access: Access, *, goes_on: bool = True) -> None:
-    """The command that comes back to tasks; they go on, as far as we know and their servers do."""
+    """Print the command that comes back to tasks. They go on, as far as is known, if their servers do."""
     over_stdio = any(ServerAddress.parse(entry.server).url is None for entry in entries)
     title = "The task goes on. " if len(entries) == 1 else "The tasks go on. "
     come_back = command_line("wait", *(short_id(entry.task_id) for entry in entries), options=access.repeated)
     say(f"{title if goes_on and not over_stdio else ''}Come back with:\n  {come_back}")
     if over_stdio:
-        # Whether a tool may be run again is not for a client to know.
+        # A client does not know whether a tool may be run again.
         fate = "A task whose tool may be run again goes on\nwhen you come back; any other ends as interrupted."
         say(f"Its stdio server ends with this command. {fate}")
 
@@ -134,7 +141,7 @@ def _print(followed: Followed, access: Access, *, named: bool) -> None:
             say_how_to_return([entry], access, goes_on=problem.code is Exit.TIMEOUT)
         return
     if followed.status in ("completed", "failed") and followed.error is None and followed.result is not None:
-        print_result(followed.result, followed.saved)
+        _print_result(followed.result, followed.saved)
     elif followed.status == "failed":
         say(f"The call failed: {one_line(followed.failure)}", "red")
     elif followed.status == "cancelled":
@@ -143,14 +150,14 @@ def _print(followed: Followed, access: Access, *, named: bool) -> None:
         _print_questions(followed, access)
 
 
-def print_result(result: JsonObject, saved: Mapping[int, Path]) -> None:
+def _print_result(result: JsonObject, saved: Mapping[int, Path]) -> None:
     """A tool's result, as text: on stdout, or on stderr if it is an error."""
     failed = bool(result.get("isError"))
     if failed:
         say("The tool failed:", "red")
     stream = sys.stderr if failed else sys.stdout
     for text in result_texts(result, saved, unsaved=HOW_TO_SAVE):
-        # What goes into a file or a pipe goes there as it came; on stderr it is for people to read, at once or later.
+        # Output into a file or a pipe is unchanged; on stderr it is for people to read, at once or later.
         click.echo(clean(text) if failed or stream.isatty() else SECRETS.hidden_in(text), file=stream)
 
 
@@ -162,22 +169,127 @@ def _print_questions(followed: Followed, access: Access) -> None:
         title = "Answer with (or --decline, or --cancel), then come back:"
         lines.append(command_line("wait", short, options=repeated))
     else:
-        # A server of 2025-11-25 says what it asks to whoever stays to answer.
+        # A server of 2025-11-25 sends its question to a client that stays to answer.
         title = "The task asks something. Answer it on a terminal, or without one:"
         lines.insert(0, command_line("answer", short, options=repeated))
     say("\n  ".join([title, *lines]))
 
 
-T = TypeVar("T")
+# ---- results
+# Results in words, and their images, sounds and files written into a folder.
 
 
-class Attending(Hooks):
-    """Follows calls and tasks for whoever runs a command. Made inside the event loop.
+_APPLICATIONS: Final = frozenset({"json", "pdf", "zip", "gzip", "xml", "octet-stream", "x-tar", "rtf"})
+_SUFFIXES: Final = {"audio/wav": ".wav", "audio/mp3": ".mp3", "image/jpg": ".jpg", "application/xml": ".xml"}
+"""Those that Python does not know, or knows by another name."""
 
-    Attributes:
-        can_answer: Whether there is somebody to ask.
-        follower: Does the following, as it is told, and tells us.
+_MOST: Final = 100_000
+"""Files of one name in a folder."""
+
+
+def result_texts(
+    result: JsonObject, saved: Mapping[int, Path] | None = None, *, unsaved: str = "not saved"
+) -> list[str]:
+    """A tool's result in words, block by block, as the server wrote them.
+
+    Args:
+        saved: The files of it that were written, by the number of their block.
+        unsaved: The remark on a file that was not written.
     """
+    where = {number: f"saved as {path}" for number, path in (saved or {}).items()}
+    texts = [_text_of(block, where.get(number, unsaved)) for number, block in enumerate(blocks_of(result))]
+    if not texts and result.get("structuredContent") is not None:
+        return [json.dumps(result["structuredContent"], indent=2, ensure_ascii=False)]
+    return texts
+
+
+def _text_of(block: JsonObject, where: str) -> str:
+    match block:
+        case {"type": "text"}:
+            return str(block.get("text", ""))
+        case {"type": "image" | "audio" as kind}:
+            size = len(str(block.get("data", "")).rstrip("=")) * 3 // 4
+            return f"[{kind}, {block.get('mimeType', 'unknown type')}, {size} bytes; {where}]"
+        case {"type": "resource", "resource": {"text": str(text)}} if text:
+            return text
+        case {"type": "resource", "resource": {"uri": uri}}:
+            return f"[resource {uri}; {where}]"
+        case {"type": "resource_link"}:
+            return f"[resource {block.get('uri', '')}]"
+        case _:
+            return f"[{block.get('type', 'unknown')} content, only in the JSON of the result]"
+
+
+def save_files(result: JsonObject, folder: Path, tool: str) -> tuple[dict[int, Path], TasksError | None]:
+    """Write the files in a tool's result into a folder, named after the tool.
+
+    Returns:
+        Their paths, by the number of their block; and the first problem with one: an `InvalidOption` if the folder
+        cannot be written to, an `InvalidResponse` if a file is not valid. The others are written all the same.
+    """
+    saved: dict[int, Path] = {}
+    problem: TasksError | None = None
+    name = re.sub(r"[^A-Za-z0-9_-]+", "-", tool)[:40].strip("-") or "result"
+    for number, block in enumerate(blocks_of(result)):
+        try:
+            match block:
+                case {"type": "image" | "audio", "data": str(data)}:
+                    found, mime = _decoded(data), block.get("mimeType", "")
+                case {"type": "resource", "resource": {"blob": str(data)} as resource}:
+                    found, mime = _decoded(data), resource.get("mimeType", "")
+                case {"type": "resource", "resource": {"text": str(text)} as resource}:
+                    found, mime = text.encode(errors="replace"), resource.get("mimeType", "")
+                case _:
+                    continue
+            is_text = block["type"] == "resource" and "blob" not in block["resource"]
+            saved[number] = _write(folder, name, _suffix(str(mime), text=is_text), found)
+        except TasksError as exc:
+            problem = problem or exc
+    return saved, problem
+
+
+def _decoded(data: str) -> bytes:
+    try:
+        return base64.b64decode(data, validate=True)
+    except ValueError as exc:
+        raise InvalidResponse(f"a file in the result is not base64, and cannot be saved: {exc}") from exc
+
+
+def _suffix(mime: str, *, text: bool) -> str:
+    kind, _, name = mime.partition(";")[0].strip().lower().partition("/")
+    known = kind in ("image", "audio", "video", "text") or (kind == "application" and name in _APPLICATIONS)
+    guessed = _SUFFIXES.get(f"{kind}/{name}") or mimetypes.guess_extension(f"{kind}/{name}")
+    return (guessed if known else None) or (".txt" if text else ".bin")
+
+
+def _write(folder: Path, name: str, suffix: str, data: bytes) -> Path:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for number in range(1, _MOST):
+            path = folder / f"{name}-{number}{suffix}"
+            try:
+                # Only if nothing is there, not even a link.
+                file = path.open("xb")
+            except FileExistsError:
+                continue
+            try:
+                with file:
+                    file.write(data)
+            except OSError:
+                # Half a file is worse than none.
+                path.unlink(missing_ok=True)
+                raise
+            return path
+    except OSError as exc:
+        raise InvalidOption(f"{str(folder)!r} cannot be written to: {exc.strerror or exc}") from exc
+    raise InvalidOption(f"{str(folder)!r} has too many files that are called {name}")
+
+
+# ---- attending
+
+
+class Attending(Watcher):
+    """Follows calls and tasks for the user of a command. Made inside the event loop."""
 
     def __init__(self, board: Board, access: Access, waiting: Waiting, *, asks: bool = True) -> None:
         self.can_answer: bool = is_terminal()
@@ -189,10 +301,10 @@ class Attending(Hooks):
         self._cancelling: list[asyncio.Future[None]] = []
 
     async def stay(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do `work` until it ends, or the person stops it; if they cancel the tasks, until these have ended.
+        """Do `work` until it ends, or the user stops it; if they cancel the tasks, until these have ended.
 
         Raises:
-            Detached: The person no longer wants to wait, and was told how to come back.
+            Detached: The user no longer wants to wait, and was told how to come back.
         """
         with self._keyboard.listening():
             working, given_up = asyncio.ensure_future(work), asyncio.ensure_future(self._given_up.wait())
@@ -211,11 +323,11 @@ class Attending(Hooks):
         raise Detached
 
     async def follow(self, chosen: Chosen) -> list[Followed]:
-        """Stay until tasks have ended; how each stands then."""
+        """Stay until tasks have ended; returns their last states."""
         return await self.stay(self.follower.follow(chosen.entries, chosen.connect, headers=self._access.credentials))
 
     async def ask(self, question: Question) -> dict[str, Any] | None:
-        """Ask the person, unless they are cancelling all there is; None if they leave the question open."""
+        """Ask the user, unless they are cancelling everything; None if they leave the question open."""
         async with self._board.aside() as console:
             waits = not self._cancelling
             while waits:
@@ -223,17 +335,28 @@ class Attending(Hooks):
                     return await ask(question, self._keyboard, console)
                 except Interrupt:
                     waits = await self._waits_on(console)
-        # The terminal is free again, and whoever wants the answer is stopped, or sees its task end.
+        # The terminal is free again, and the wait for this answer is stopped, or sees its task end.
         return await asyncio.get_running_loop().create_future()
 
-    # What happens to calls and tasks
+    def tell(self, followed: Followed, event: Event, detail: Any = None) -> None:
+        match event:
+            case "changed":
+                self._board.show(followed)
+            case "withdrawn":
+                say("The question was withdrawn.", "yellow")
+            case "refused":
+                say(one_line(f"The server refused the answer, and the question is asked again: {detail}"), "red")
+            case "back":
+                self._board.back(followed, detail)
+            case "ended":
+                # Its result is printed, or its task is drawn.
+                self._board.drop(followed)
+            case "problem":
+                self._board.drop(followed, problem_of(detail).message)
+            case "not cancelled":
+                say(one_line(f"{followed.task_id} could not be cancelled: {detail}"), "red")
 
-    def on_change(self, followed: Followed) -> None:
-        """Draw it."""
-        self._board.show(followed)
-
-    async def on_question(self, followed: Followed, question: Question) -> dict[str, Any] | None:
-        """Ask the person."""
+    async def answer(self, followed: Followed, question: Question) -> dict[str, Any] | None:
         if not question.is_elicitation:
             say(one_line(f"The task sends a {question.method} request, which cannot be answered here."), "yellow")
             return None
@@ -241,45 +364,19 @@ class Attending(Hooks):
             question = replace(question, tool=f"{question.tool} ({short_id(followed.entry.task_id)})")
         return await self.ask(question)
 
-    def on_withdrawn(self, followed: Followed, key: str) -> None:
-        """Say so, because somebody was typing."""
-        say("The question was withdrawn.", "yellow")
-
-    def on_refused(self, followed: Followed, key: str, problem: Exception) -> None:
-        """Say so, because it is asked again."""
-        say(one_line(f"The server refused the answer, and the question is asked again: {problem}"), "red")
-
-    def on_back(self, followed: Followed, after: timedelta) -> None:
-        """Say that the server is back, in a line that stays."""
-        self._board.back(followed, after)
-
-    def on_call_ended(self, followed: Followed) -> None:
-        """Draw no more of it: its result is printed, or its task is drawn."""
-        self._board.drop(followed)
-
-    def on_problem(self, followed: Followed, problem: Exception) -> None:
-        """Draw no more of it."""
-        self._board.drop(followed, problem_of(problem).message)
-
-    def on_not_cancelled(self, followed: Followed, problem: Exception) -> None:
-        """Say so."""
-        say(one_line(f"{followed.task_id} could not be cancelled: {problem}"), "red")
-
-    # What the person decides
-
     async def _attend(self) -> None:
-        """Have the person choose at every Ctrl-C that comes while nothing is asked."""
+        """Have the user choose at every Ctrl-C that comes while nothing is asked."""
         while True:
             await self._keyboard.interrupted()
             async with self._board.aside() as console:
                 await self._waits_on(console)
 
     async def _waits_on(self, console: Console) -> bool:
-        """Whether to go on after Ctrl-C; otherwise what was chosen instead is under way."""
-        # With nothing to choose, or nobody who can, `--on-abandon` says what becomes of the tasks.
+        """Whether to go on after Ctrl-C; otherwise the user's other choice is under way."""
+        # With nothing to choose, or no person to, `--on-abandon` says what becomes of the tasks.
         decision = await self._menu(console) if self.can_answer and self.follower.can_cancel else "stop"
         if decision == "cancel":
-            # Meanwhile Ctrl-C is listened to: a server may take its time, or be gone.
+            # Meanwhile Ctrl-C still works: a server may take its time, or be gone.
             self._cancelling.append(asyncio.ensure_future(self.follower.cancel_all()))
         elif decision != "wait":
             if decision == "detach":
@@ -297,13 +394,13 @@ class Attending(Hooks):
                     line = await self._keyboard.line(prompt, console)
                     if word := chosen_word(line or "wait", ("cancel", "detach", "wait")):
                         return word
-                    # Cancelling cannot be taken back, so nothing is guessed.
+                    # Cancelling cannot be undone, so nothing is guessed.
                     console.print(Text("Type c, d or w, or the whole word.", style="red"))
         except Interrupt:
             return "detach"
 
     def _say_goodbye(self) -> None:
-        """Say what becomes of what was waited for; of what was only watched, nothing does."""
+        """Say what becomes of the tasks; nothing does of tasks that were only watched."""
         tasks = [followed for followed in self.follower.seen.values() if followed.task_id and not followed.is_final]
         if not self.follower.asks or not self.follower.seen:
             return

@@ -1,7 +1,7 @@
-"""What is printed: the words and layouts that all commands share.
+"""Output, exit codes and the keyboard: what all commands share.
 
-Everything but results goes to stderr, so that stdout is what a script wants. Text that comes from a server is
-never markup and never control codes.
+Everything but results goes to stderr, so that stdout is what a script wants. Text that comes from a server is never
+markup and never control codes.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from mcp_tasks.client.ledger import UNKNOWN, is_dropped, printable, short_id
 from mcp_tasks.model.values import clock
 
 # ---- text
-# Text that somebody else wrote, made fit for a terminal; the one place for it.
+# Text of servers, made fit for a terminal; the one place for it.
 
 
 def clean(text: str) -> str:
-    """Text without what a terminal would obey, on its lines."""
+    """Text without control characters and secrets, on its lines."""
     return printable(SECRETS.hidden_in(text))
 
 
@@ -57,8 +57,8 @@ def one_line(text: str | None) -> str:
 
 
 def command_line(name: str, *words: str, options: str = "") -> str:
-    """A command to be copied: `words` of it may be of somebody else's choosing, and stay single words that are no
-    options. `options` are ours."""
+    """A command to be copied. `words` may be a server's: they stay single words that are no options. `options` are
+    ours."""
     quoted = [shlex.quote(one_line(word)) for word in words]
     if any(word.startswith("-") for word in quoted):
         return " ".join(["mcp-tasks", name + options, "--", *quoted])
@@ -66,8 +66,7 @@ def command_line(name: str, *words: str, options: str = "") -> str:
 
 
 def json_text(value: Any, *, indent: int | None = None) -> str:
-    """A JSON value to be printed: what a terminal would obey is escaped in it, and the value is the same, but for
-    secrets of this process."""
+    """A JSON value to be printed: control characters are escaped in it, and the value is the same, but for secrets."""
     text = json.dumps(SECRETS.hidden_in_json(value), indent=indent, ensure_ascii=False)
     return text if text.isascii() else _UNPRINTED.sub(_escaped, text)
 
@@ -84,10 +83,10 @@ def _escaped(found: re.Match[str]) -> str:
 T = TypeVar("T")
 
 Columns: TypeAlias = Mapping[str, Callable[[T], Text | str | None]]
-"""What a table shows of each item, by the titles of its columns. Text is a server's, unless it is drawn already."""
+"""The columns of a table, by their titles. A `str` is a server's text, a `Text` is drawn already."""
 
 Line: TypeAlias = tuple[str, Text | str | None]
-"""What something is called, and what it is, if it is anything."""
+"""A name and its value, if it has one."""
 
 MARKS: Final[Mapping[str, tuple[str, str]]] = {
     "working": ("●", "blue"),
@@ -101,10 +100,10 @@ MARKS: Final[Mapping[str, tuple[str, str]]] = {
 """Marks of the statuses, and colours as the MCP Inspector has them."""
 
 _HELD: Final = list[list[Text]]()
-"""Lines that wait."""
+"""Lines that wait until the terminal is free."""
 
 NARROW: Final = 100
-"""Columns of a terminal below which what does not fit beside each other goes below each other."""
+"""Columns of a terminal below which tables become blocks."""
 
 
 @cache
@@ -125,8 +124,8 @@ def can_redraw() -> bool:
 
 
 def say(text: Text | str, style: str = "") -> None:
-    """A line on stderr, or several; as soon as the terminal is free, if somebody is asked something there. What is in
-    it of a server's is on one line each, or meant to be on several."""
+    """Print on stderr; after the question, if one is on the terminal. Text of a server in it is on one line each, or
+    meant to be on several."""
     line = text if isinstance(text, Text) else Text(clean(text), style=style)
     if _HELD:
         _HELD[-1].append(line)
@@ -146,10 +145,9 @@ def holding_lines() -> Generator[None]:
 
 
 class Log(logging.Handler):
-    """Log lines, which may have words of servers in them, among the other lines."""
+    """Log lines, which may have text of servers in them, among the other lines."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Say one."""
         say(self.format(record), "bright_black")
 
 
@@ -169,11 +167,21 @@ def status_of(task: Followed) -> Text:
     return badge("tool error" if task.state == COMPLETED_BADLY else task.status)
 
 
+def table_of(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> Table:
+    """A table whose columns keep their widths."""
+    table = Table(box=None, pad_edge=False, header_style="bright_black")
+    for title in titles:
+        table.add_column(title, no_wrap=True)
+    for row in rows:
+        table.add_row(*(Text(clean(value)) for value in row))
+    return table
+
+
 def listing(
     columns: Columns[T], items: Iterable[T], *, fixed: int, cut: bool = False, console: Console | None = None
 ) -> RenderableType:
-    """A table whose first columns keep their widths, and whose others give way where it is narrow: they wrap, or are
-    `cut`. On a narrow terminal on which it does not fit, a line for the first, and what is in the others below it."""
+    """A table whose first columns keep their widths, and whose others wrap, or are `cut`. If it does not fit on a
+    narrow terminal, a line for the first columns, and the others below it."""
     rows = [[_cell(draw(item)) for draw in columns.values()] for item in items]
     for cell in (cell for row in rows for cell in row[fixed:] if cut):
         cell.no_wrap, cell.overflow = True, "ellipsis"
@@ -193,7 +201,7 @@ def listing(
 
 
 def card(lines: Iterable[Line]) -> Table:
-    """What is known of one thing, a line each."""
+    """The known facts about one thing, a line each."""
     grid = Table.grid(Column(style="bright_black", no_wrap=True), Column(overflow="fold"), padding=(0, 2))
     for name, value in lines:
         if value:
@@ -206,21 +214,21 @@ def _cell(value: Text | str | None) -> Text:
 
 
 # ---- boards
-# Where the progress of tasks is shown while somebody waits for them: bars, a table, lines, or lines of JSON.
+# The progress of tasks while a command waits for them: bars, a table, lines, or lines of JSON.
 
 
 LINE_PAUSE: Final = 1.0
-"""Seconds between two lines about one task that only says how far it is."""
+"""Seconds between two lines of progress about one task."""
 
 AWAY_PAUSE: Final = 10.0
 """Seconds between two lines that say that a server is still out of reach."""
 
 
 class Board:
-    """Where tasks are shown.
+    """Shows tasks.
 
     Args:
-        draw: Draws all of them, again and again in place, and on a thread of its own.
+        draw: Draws all of them, repeatedly, in place and on a thread of its own.
         with_ids: Whether there are several tasks to tell apart.
     """
 
@@ -235,22 +243,22 @@ class Board:
     def start(self) -> None:
         """Begin to draw, or go on."""
         if self._draw is not None:
-            # A new one each time: what was drawn once is taken away when it goes on, and something else is there now.
+            # A new one each time: an earlier one would remove what it drew, and something else is there now.
             self._live = Live(get_renderable=self._draw, console=stderr(), transient=not self._stays)
             self._live.start()
 
     def stop(self) -> None:
-        """Draw for the last time, or take away what is drawn."""
+        """Draw for the last time, or remove what is drawn."""
         self._live.stop()
 
     def show(self, task: Followed) -> None:
-        """The present state of one task."""
+        """Show the present state of one task."""
         self._tasks[task.entry.key] = task
 
     def drop(self, task: Followed, why: str = "") -> None:
         """Show a task no longer; `why` if that is because of a problem."""
         if self._tasks.pop(task.entry.key, None) is not None and self._live.is_started:
-            # Otherwise it is drawn once more, below whatever is printed next.
+            # Otherwise it is drawn once more, below the next output.
             self._live.refresh()
 
     def back(self, task: Followed, after: timedelta) -> None:
@@ -280,14 +288,14 @@ class LineBoard(Board):
         self._said: dict[TaskKey, tuple[Followed, str, float]] = {}
 
     def stop(self) -> None:
-        """Say what was to be said a little later: something else comes now, or nothing more."""
+        # Lines of progress that wait: something else comes now, or nothing more.
         for task in [*self._tasks.values()]:
             self._say_now(task)
 
     def show(self, task: Followed) -> None:
-        """A line; a little later, if it only says how far it is and the last one is fresh."""
+        """Print a line; a little later, if it has only progress and the last one is fresh."""
         if task.task_id is None and task.message is None:
-            # A call under way; whoever typed it knows.
+            # A call under way, which was just typed.
             return
         super().show(task)
         last, line, when = self._said.get(task.entry.key, (None, "", 0.0))
@@ -300,12 +308,12 @@ class LineBoard(Board):
             asyncio.get_running_loop().call_at(when + pause, self._say_now, task)
 
     def back(self, task: Followed, after: timedelta) -> None:
-        """A line. One that says that the server is away, and was for later, is not said any more."""
+        # A line that waits says that the server is away.
         self.drop(task)
         super().back(task, after)
 
     def _say_now(self, task: Followed) -> None:
-        """Say how a task stands, unless that has been said, or something newer is to be said of it."""
+        """Print the state of a task, unless that is done, or there is a newer state."""
         if self._tasks.get(task.entry.key) is task:
             self.drop(task)
             line = self._line(task)
@@ -357,7 +365,7 @@ class BarBoard(Board):
         return bars
 
     def _names(self, task: Followed) -> list[str]:
-        """Its tool, and the id where there are several tasks to tell apart."""
+        """Its tool, and the id if there are several tasks to tell apart."""
         return [one_line(task.name), *([short_id(task.entry.task_id)] if self.with_ids else [])]
 
 
@@ -371,7 +379,7 @@ class TableBoard(Board):
             self.show(Followed(entry=replace(entry, message="connecting")))
 
     def drop(self, task: Followed, why: str = "") -> None:
-        """A task that cannot be seen stays, and says so."""
+        # A task that cannot be seen stays, and says so.
         self.show(Followed(entry=replace(task.entry, status=UNKNOWN, message=why)))
 
     def _table(self) -> RenderableType:
@@ -398,15 +406,12 @@ class JsonBoard(Board):
     """A line of JSON on stdout per change."""
 
     def show(self, task: Followed, **more: Any) -> None:
-        """Print a state."""
         click.echo(json_text(task.state_to_json() | more))
 
     def back(self, task: Followed, after: timedelta) -> None:
-        """Print the last state again, and for how long it was all that was known."""
         self.show(task, outOfReachSeconds=round(after.total_seconds(), 1))
 
     def drop(self, task: Followed, why: str = "") -> None:
-        """Print why no more is known of a task."""
         self.show(task, problem=why)
 
 
@@ -415,7 +420,7 @@ def _short_name(task: Followed) -> str:
 
 
 def new_board(*, with_ids: bool = False) -> Board:
-    """The board for where stderr goes."""
+    """The board that fits the kind of stderr."""
     return BarBoard(with_ids=with_ids) if can_redraw() else LineBoard(with_ids=with_ids)
 
 
@@ -428,7 +433,7 @@ class Exit(IntEnum):
 
     OK = 0
     TOOL_ERROR = 1
-    """The tool ran and says that it failed (`isError`). Of `doctor`: something is wrong with the server."""
+    """The tool ran and says that it failed (`isError`). For `doctor`: something is wrong with the server."""
     USAGE = 2
     FAILED = 3
     """The call or its task failed with a JSON-RPC error."""
@@ -446,7 +451,7 @@ class Exit(IntEnum):
     """The code of a server raised while it was imported, started or stopped."""
     DEFECT = 70
     OUTPUT = 74
-    """What there is to print cannot be written: the disk is full."""
+    """The output cannot be written: the disk is full."""
     INTERRUPTED = 130
 
 
@@ -455,16 +460,16 @@ WHAT_BECAME: Final[Mapping[errors.Fate, str]] = {
     "cancelled": "; it was cancelled",
     "not cancelled": "; it could not be cancelled",
 }
-"""What became of a task that was given up, to be added to why."""
+"""The fate of a task that was given up, after the reason."""
 
 
 class Problem(Exception):
-    """Something that ends a command, in words for who typed it.
+    """Something that ends a command, in words for the user.
 
     Attributes:
         code: The exit code it ends the command with.
         hint: What to do about it, if there is something.
-        is_error: False if somebody chose to end it so.
+        is_error: False if the user chose to end it so.
     """
 
     def __init__(self, message: str, code: Exit, *, hint: str | None = None, is_error: bool = True) -> None:
@@ -479,21 +484,26 @@ class Problem(Exception):
         if self.is_error:
             click.secho("error: ", fg="red", bold=True, nl=False, err=True)
         if self.message or self.is_error:
-            # Here, because most of what goes wrong is said by a server, and passes through a dozen places.
+            # Cleaned here, because most problems quote a server, and pass through a dozen places.
             click.secho(one_line(self.message), fg=None if self.is_error else "yellow", err=True)
         for line in (self.hint or "").splitlines():
             click.echo(f"  {clean(line)}", err=True)
 
 
 class Detached(Problem):
-    """Somebody stopped waiting, and was told how to come back; the task goes on."""
+    """The user stopped waiting, and was told how to come back; the task goes on."""
 
     def __init__(self) -> None:
         super().__init__("", Exit.INTERRUPTED, is_error=False)
 
 
+def store_problem(exc: errors.StoreError | errors.UsageError) -> Problem:
+    """The problem of a command on a server's store."""
+    return Problem(str(exc), Exit.STORE if isinstance(exc, errors.StoreError) else Exit.USAGE)
+
+
 def problem_of(exc: BaseException) -> Problem:
-    """What an exception of the library means to who typed a command, with what its options can do about it."""
+    """An exception of the library as a problem, with the options that help."""
     if isinstance(exc, Problem):
         return exc
     code, hint, what = Exit.USAGE, getattr(exc, "hint", ""), exc.what if isinstance(exc, errors.Explained) else str(exc)
@@ -544,11 +554,11 @@ _TO_REACH_IT: Final[Mapping[errors.UnreachableReason, str]] = {
     "exited": "-v says more.",
     "other": "-v says more.",
 }
-"""What the options of a command can do about a server that cannot be used, by why it cannot be."""
+"""The options that help with a server that cannot be used, by the reason."""
 
 
 # ---- keyboard
-# Lines and Ctrl-C from a terminal, without holding up the event loop: the task goes on while somebody types.
+# Lines and Ctrl-C from a terminal, without blocking the event loop: the task goes on while the user types.
 
 
 class Interrupt(Exception):
@@ -556,7 +566,7 @@ class Interrupt(Exception):
 
 
 class Keyboard:
-    """The keyboard of whoever runs the command. Made inside the event loop."""
+    """The user's keyboard. Made inside the event loop."""
 
     def __init__(self) -> None:
         self._reading: asyncio.Future[str] | None = None
@@ -564,14 +574,25 @@ class Keyboard:
 
     @contextmanager
     def listening(self) -> Generator[None]:
-        """Take Ctrl-C for ourselves while this is entered."""
+        """Handle Ctrl-C here while this is entered, and keep the terminal from writing ^C into a progress bar."""
         loop = asyncio.get_running_loop()
-        before = signal.signal(signal.SIGINT, lambda _number, _frame: loop.call_soon_threadsafe(self._press))
+        handler = signal.signal(signal.SIGINT, lambda _number, _frame: loop.call_soon_threadsafe(self._press))
         try:
-            with _no_echo_of_controls():
+            if sys.platform == "win32" or not sys.stdin.isatty():
                 yield
+                return
+            import termios
+
+            before = termios.tcgetattr(sys.stdin)
+            quiet = [*before]
+            quiet[3] &= ~termios.ECHOCTL
+            termios.tcsetattr(sys.stdin, termios.TCSADRAIN, quiet)
+            try:
+                yield
+            finally:
+                termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
         finally:
-            signal.signal(signal.SIGINT, before)
+            signal.signal(signal.SIGINT, handler)
 
     async def interrupted(self) -> None:
         """Wait for a Ctrl-C that comes while no line is being read."""
@@ -579,10 +600,10 @@ class Keyboard:
         self._pressed.clear()
 
     async def line(self, prompt: Text, console: Console) -> str:
-        """One line that somebody types after `prompt`.
+        """One line that is typed after `prompt`.
 
         Raises:
-            Interrupt: They pressed Ctrl-C or Ctrl-D instead.
+            Interrupt: Ctrl-C or Ctrl-D was pressed instead.
         """
         console.print(prompt, end="", soft_wrap=True)
         loop = asyncio.get_running_loop()
@@ -594,7 +615,7 @@ class Keyboard:
                 loop.add_reader(sys.stdin, _read, reading)
             return await reading
         except (Interrupt, asyncio.CancelledError):
-            # What is printed next is no part of the prompt.
+            # The next output is not part of the prompt.
             console.print()
             raise
         finally:
@@ -604,7 +625,7 @@ class Keyboard:
 
     @staticmethod
     def forget_typed() -> None:
-        """Drop what was typed before anything was asked: it cannot be meant as an answer."""
+        """Drop keys that were typed before the question: they cannot be meant as an answer."""
         if sys.platform != "win32":
             import termios
 
@@ -617,26 +638,8 @@ class Keyboard:
             self._reading.set_exception(Interrupt())
 
 
-@contextmanager
-def _no_echo_of_controls() -> Generator[None]:
-    """Keep a terminal from writing ^C into a progress bar."""
-    if sys.platform == "win32" or not sys.stdin.isatty():
-        yield
-        return
-    import termios
-
-    before = termios.tcgetattr(sys.stdin)
-    quiet = [*before]
-    quiet[3] &= ~termios.ECHOCTL
-    termios.tcsetattr(sys.stdin, termios.TCSADRAIN, quiet)
-    try:
-        yield
-    finally:
-        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
-
-
 def is_terminal() -> bool:
-    """Whether there is somebody to ask: both what we read and what we draw on is a terminal."""
+    """Whether there is a person to ask: both stdin and stderr are a terminal."""
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 

@@ -6,17 +6,10 @@ from typing import Any
 import pytest
 
 from mcp_tasks.cli.fields import describe_words, read_words
-from mcp_tasks.cli.questions import (
-    Form,
-    Question,
-    Secrets,
-    answers_to,
-    check_folder,
-    questions_for,
-    questions_of,
-    result_texts,
-    save_files,
-)
+from mcp_tasks.cli.interactive import result_texts, save_files
+from mcp_tasks.cli.options import Secrets
+from mcp_tasks.cli.prompt import Form
+from mcp_tasks.cli.questions import Question, answers_to, questions_for, questions_of
 from mcp_tasks.errors import BadValue, InvalidInput, InvalidOption
 
 
@@ -258,16 +251,6 @@ def test_a_file_that_does_not_fit_leaves_nothing_behind(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert (saved, list(tmp_path.iterdir())) == ({}, [])
     assert isinstance(problem, InvalidOption)
-
-
-def test_a_folder_is_checked_before_there_is_anything_to_write(tmp_path: Path) -> None:
-    check_folder(tmp_path)
-    check_folder(tmp_path / "to" / "be" / "made")
-    file = tmp_path / "file"
-    file.touch()
-    with pytest.raises(InvalidOption, match="file' is not a folder"):
-        check_folder(file / "below")
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 # Texts that are not to be shown

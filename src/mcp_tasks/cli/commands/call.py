@@ -1,4 +1,4 @@
-"""`mcp-tasks call`: call a tool and wait for it, as a task or not."""
+"""`mcp-tasks call`, `answer` and `tools`: call a tool, answer its questions, and list the tools of a server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from mcp_tasks.cli.commands.tasks import wait_for
 from mcp_tasks.cli.connection import SERVER, Chosen, connect, name_of, takes_tasks
 from mcp_tasks.cli.fields import describe_words, fields_of
 from mcp_tasks.cli.follow import Followed, open_questions, still_asked
-from mcp_tasks.cli.forms import how_to_answer, read_arguments, read_known
 from mcp_tasks.cli.interactive import Attending, report, say_how_to_return
 from mcp_tasks.cli.options import (
     Access,
@@ -34,17 +33,9 @@ from mcp_tasks.cli.options import (
     takes_waiting,
     taking,
 )
-from mcp_tasks.cli.questions import (
-    Question,
-    TaskSupport,
-    answers_to,
-    declares_tasks,
-    find_tool,
-    list_tools,
-    questions_for,
-    task_support,
-)
-from mcp_tasks.cli.servers import ServerAddress
+from mcp_tasks.cli.prompt import how_to_answer, read_arguments, read_known
+from mcp_tasks.cli.questions import Question, answers_to, questions_for
+from mcp_tasks.cli.servers import ServerAddress, TaskSupport, declares_tasks, find_tool, list_tools, task_support
 from mcp_tasks.cli.terminal import (
     Columns,
     Detached,
@@ -106,7 +97,7 @@ async def call_command(
     access, timeout = options.access, waiting.timeout
     attending = Attending(new_board(), access, waiting)
     follower, identity = attending.follower, access.identity or ""
-    # Until the tool is called; from there on no time passes while somebody types.
+    # Until the tool is called; from there on the follower keeps the time.
     reaching = asyncio.timeout(timeout)
     try:
         with user_ledger(options.ledger_path) as ledger:
@@ -133,7 +124,7 @@ async def call_command(
 
 
 def _check_answer(call: Followed, *, detach: bool) -> None:
-    """Raise a problem if a call that became no task came to nothing."""
+    """Raise a problem if a call that became no task has no result."""
     if call.left_open:
         raise Problem("The question was left open, so the call is given up.", Exit.INPUT_REQUIRED, is_error=False)
     if call.questions:
@@ -147,15 +138,14 @@ def _check_answer(call: Followed, *, detach: bool) -> None:
 
 
 # ---- answer
-# `mcp-tasks answer`: answer what a task asks, on the command line or at the prompt.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Given:
-    """What is given on the command line for an answer. What contradicts itself is refused before a task is looked for.
+    """An answer on the command line. Contradictions are refused before a task is looked for.
 
     Attributes:
-        key: Of the question that it is for, if that is said.
+        key: The question that it is for, if that is said.
         action: `accept`, `decline` or `cancel`, if one of them is said.
         wait: Whether to wait for the task then, as `waiting` says.
     """
@@ -235,7 +225,7 @@ async def answer_command(*, chosen: Chosen, given: Given) -> int:
 
 
 async def _answer(handle: TaskHandle, entry: LedgerEntry, given: Given, access: Access) -> list[str] | None:
-    """Answer what a task asks; gives the keys of what was answered, or None if it was left open."""
+    """Answer the questions of a task; returns the keys of those that were answered, or None if one was left open."""
     can_answer, repeated = bool(given) or is_terminal(), access.repeated
     questions: Sequence[Question] = ()
     chosen: Sequence[Question] = ()
@@ -265,7 +255,7 @@ async def _answer(handle: TaskHandle, entry: LedgerEntry, given: Given, access: 
 
 
 async def _ask_all(questions: Sequence[Question], access: Access) -> dict[str, Any] | None:
-    """The answers that somebody gives at the prompt; None if they leave a question open."""
+    """The answers that are given at the prompt; None if a question is left open."""
     attending = Attending(LineBoard(), access, Waiting())
 
     async def ask() -> dict[str, Any] | None:
@@ -283,7 +273,6 @@ async def _ask_all(questions: Sequence[Question], access: Access) -> dict[str, A
 
 
 # ---- tools
-# `mcp-tasks tools`: what a server offers, and what is known about which of it can be a task.
 
 
 _WORDS: Mapping[TaskSupport, str] = {
@@ -324,7 +313,15 @@ async def tools_command(*, server: ServerAddress, access: Access, output: Output
         "what it does and takes": lambda each: _about(each[0]),
     }
     stdout().print(listing(columns, tools, fixed=2))
-    say(_summary(version, declared))
+    if version not in MODERN_PROTOCOL_VERSIONS:
+        has = "tasks of its own. The client decides which calls become one" if declared else "no tasks"
+        say(f"The server speaks {version}, with {has}.")
+    elif declared is None:
+        say(f"Spoken: {version}, without asking what the server supports.")
+    elif declared:
+        say(f"The server speaks {version} with tasks. It decides call by call which become one.")
+    else:
+        say(f"The server speaks {version} and does not support tasks: every call is answered directly.")
     return Exit.OK
 
 
@@ -333,14 +330,3 @@ def _about(tool: Tool) -> Text:
     for field in fields_of(tool.input_schema):
         about.append(f"\n  {one_line(field.name)}: {one_line(field.describe())}", style="bright_black")
     return about
-
-
-def _summary(version: str, declared: bool | None) -> str:
-    if version not in MODERN_PROTOCOL_VERSIONS:
-        has = "tasks of its own. The client decides which calls become one" if declared else "no tasks"
-        return f"The server speaks {version}, with {has}."
-    if declared is None:
-        return f"Spoken: {version}, without asking what the server supports."
-    if not declared:
-        return f"The server speaks {version} and does not support tasks: every call is answered directly."
-    return f"The server speaks {version} with tasks. It decides call by call which become one."

@@ -125,7 +125,7 @@ def _ledger_of(ctx: click.Context) -> Path:
 
 async def _ask(server: ServerAddress, access: Access) -> dict[str, str]:
     from mcp_tasks.cli.connection import connect
-    from mcp_tasks.cli.questions import list_tools
+    from mcp_tasks.cli.servers import list_tools
 
     async with asyncio.timeout(LIMIT), connect(server, access) as client:
         tools = await list_tools(client)

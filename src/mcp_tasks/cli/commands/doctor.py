@@ -14,8 +14,8 @@ from rich.text import Text
 from mcp_tasks.cli.commands.completion import tool_names
 from mcp_tasks.cli.connection import SERVER, way_to
 from mcp_tasks.cli.doctor import Report, Verdict, examine
-from mcp_tasks.cli.forms import read_arguments
 from mcp_tasks.cli.options import Access, Output, takes_access, takes_output
+from mcp_tasks.cli.prompt import read_arguments
 from mcp_tasks.cli.servers import ServerAddress
 from mcp_tasks.cli.terminal import NARROW, Exit, clean, print_json, stderr, stdout
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import click
 
 from mcp_tasks.cli.commands.store import AS, AUDIT, written_down
-from mcp_tasks.cli.options import Output, takes_format, takes_output
-from mcp_tasks.cli.terminal import Exit, Problem, print_json, say
+from mcp_tasks.cli.options import Output, file_option, takes_format, takes_output
+from mcp_tasks.cli.terminal import Exit, Problem, print_json, say, store_problem
 from mcp_tasks.encryption import Keyring, new_key
 from mcp_tasks.errors import StoreError, TasksError, UsageError
 from mcp_tasks.stores.encryption import Resealed, encrypt_store
@@ -19,18 +19,8 @@ from mcp_tasks.telemetry.audit import AuditEntry
 
 
 @click.command()
-@click.option(
-    "--out",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Write it to a new file that only you can read, instead of printing it.",
-)
-@click.option(
-    "--ids",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Make no key: print what those in this file are called in messages.",
-)
+@file_option("--out", help="Write it to a new file that only you can read, instead of printing it.")
+@file_option("--ids", help="Make no key: print what those in this file are called in messages.")
 @takes_format
 def key_command(*, out: Path | None, ids: Path | None, output: Output) -> int:
     """Make a new random key. Keep it as you keep passwords: what it encrypts is lost without it.
@@ -103,7 +93,7 @@ async def encrypt_command(*, url: str, name: str | None, audit: Path | None, out
     10 the store cannot be used, or some of it could not be decrypted.
     """
     try:
-        # First: what cannot be written down is not to be done.
+        # First: an act that cannot be written down is not done.
         acts, operator = written_down(audit, name)
         with closing(acts):
             done = await encrypt_store(url, Keyring.from_environment())
@@ -111,7 +101,7 @@ async def encrypt_command(*, url: str, name: str | None, audit: Path | None, out
             entry = AuditEntry(event="reencrypted", actor=operator, count=done.changed, outcome=outcome)
             acts.of("").write(entry)
     except (StoreError, UsageError) as exc:
-        raise Problem(str(exc), Exit.STORE if isinstance(exc, StoreError) else Exit.USAGE) from None
+        raise store_problem(exc) from None
     if output == "json":
         print_json(asdict(done))
     else:

@@ -9,9 +9,8 @@ import click
 from rich.text import Text
 
 from mcp_tasks.cli.connection import SERVER, known_servers, short_path, where
-from mcp_tasks.cli.known_servers import KnownServer, KnownServers
 from mcp_tasks.cli.options import Output, takes_config, takes_output
-from mcp_tasks.cli.servers import ServerAddress
+from mcp_tasks.cli.servers import KnownServer, KnownServers, ServerAddress
 from mcp_tasks.cli.terminal import Columns, Exit, Problem, listing, one_line, print_json, say, stdout
 from mcp_tasks.errors import Explained, InvalidInput
 

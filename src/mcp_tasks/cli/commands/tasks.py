@@ -16,8 +16,7 @@ from rich.text import Text
 from mcp_tasks.cli.commands.completion import task_ids
 from mcp_tasks.cli.connection import Chosen, takes_server, takes_tasks
 from mcp_tasks.cli.follow import Followed
-from mcp_tasks.cli.forms import how_to_answer
-from mcp_tasks.cli.interactive import HOW_TO_SAVE, Attending, as_json, problem_in, report, with_files
+from mcp_tasks.cli.interactive import HOW_TO_SAVE, Attending, as_json, problem_in, report, result_texts, with_files
 from mcp_tasks.cli.options import (
     Access,
     Duration,
@@ -31,7 +30,7 @@ from mcp_tasks.cli.options import (
     takes_timeout,
     takes_waiting,
 )
-from mcp_tasks.cli.questions import result_texts
+from mcp_tasks.cli.prompt import how_to_answer
 from mcp_tasks.cli.servers import ServerAddress
 from mcp_tasks.cli.terminal import (
     Columns,

@@ -12,7 +12,7 @@ import re
 import sys
 import traceback
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from http import HTTPStatus
@@ -26,11 +26,10 @@ from rich.table import Table
 from rich.text import Text
 
 from mcp_tasks.cli.options import Duration, Output, takes_format, takes_output
-from mcp_tasks.cli.terminal import Exit, Problem, clean, print_json, say, stdout
+from mcp_tasks.cli.terminal import Exit, Problem, clean, print_json, say, stdout, store_problem, table_of
 from mcp_tasks.encryption import keyring_from_environment
 from mcp_tasks.engines import LocalEngine
 from mcp_tasks.errors import StoreError, UsageError, WiringError
-from mcp_tasks.model.options import TaskOptions
 from mcp_tasks.quiet import get_logger
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.runtime.child_process import kill_children
@@ -42,120 +41,82 @@ from mcp_tasks.stores.url import store_from_url
 from mcp_tasks.telemetry.metrics import QUEUE_AGE, QUEUE_READY
 
 # ---- plan
-# What a worker runs, and of what: said when it starts, and in full by `--check`.
 
 
 NAMES_SHOWN: Final = 8
-"""Tools that the line at the start names: `--check` lists all."""
+"""Tools in the line at the start; `--check` lists all."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
-    """What a worker runs.
-
-    Attributes:
-        queues: Of which queues; None for all.
-        concurrency: How many at a time; None if the engine does not say.
-        drain: For how many seconds what runs may go on when it is told to stop.
-        tools: Every tool that can be a task, by name. Empty for a server that does not list them.
-    """
-
-    server: str
-    namespace: str
-    store: str
-    engine: str
-    queues: Sequence[str] | None
-    concurrency: int | None
-    drain: float
-    tools: Mapping[str, TaskOptions]
-
-    def is_served(self, policy: TaskOptions) -> bool:
-        """Whether tools of this policy are run here."""
-        return self.queues is None or policy.queue in self.queues
-
-
-async def plan_of(worker: Worker, runtime: TaskRuntime) -> Plan:
-    """What a worker runs with this runtime."""
-    return Plan(
-        server=worker.server.name,
-        namespace=runtime.namespace,
-        store=repr(runtime.store),
-        engine="local: processes of this machine" if isinstance(runtime.engine, LocalEngine) else repr(runtime.engine),
-        queues=None if runtime.queues is None else sorted(runtime.queues),
-        concurrency=getattr(runtime.engine, "concurrency", None),
-        drain=runtime.settings.drains_for.total_seconds(),
-        tools=await runtime.tools(),
-    )
-
-
-async def unknown_queues(runtime: TaskRuntime) -> Sequence[str]:
-    """Queues that the worker was told to serve, and that no tool of the server is in."""
-    tools = await runtime.tools()
-    known = {policy.queue for policy in tools.values()}
-    # A server that does not list its tools may have any.
-    return sorted((runtime.queues or frozenset()) - known) if tools else ()
-
-
-def start_line(plan: Plan) -> str:
-    """What is run here, in one line."""
-    served = [name for name, policy in plan.tools.items() if plan.is_served(policy)]
-    shown = ", ".join(served[:NAMES_SHOWN]) or ("nothing" if plan.tools else "whatever it has")
-    more = f" and {len(served) - NAMES_SHOWN} more" if len(served) > NAMES_SHOWN else ""
-    queues = "all queues" if plan.queues is None else f"queue{'s'[: len(plan.queues) > 1]} {', '.join(plan.queues)}"
-    limit = "" if plan.concurrency is None else f", at most {plan.concurrency} at a time"
-    return clean(f"{plan.server}: running {shown}{more} ({queues}){limit}. Tasks are kept in {plan.store}.")
-
-
-def print_plan(plan: Plan) -> None:
-    """All of it, on stdout."""
-    facts = Table.grid(padding=(0, 2))
-    for what, value in (
-        ("server", plan.server),
-        ("namespace", plan.namespace),
-        ("store", plan.store),
-        ("engine", plan.engine),
-        ("queues", "all" if plan.queues is None else ", ".join(plan.queues)),
-        ("at a time", "as many as the engine runs" if plan.concurrency is None else str(plan.concurrency)),
-        ("drain", f"{plan.drain:g} s"),
-    ):
-        facts.add_row(Text(what, style="bright_black"), Text(clean(value)))
-    stdout().print(facts)
-    if not plan.tools:
-        stdout().print("The server does not list its tools: tasks of any tool are taken.")
-        return
-    table = Table(box=None, pad_edge=False, header_style="bright_black")
-    for title in ("tool", "queue", "priority", "version", "at work in all", "here"):
-        table.add_column(title, no_wrap=True)
-    for name, policy in sorted(plan.tools.items()):
-        at_most = "any number" if policy.max_at_work is None else f"at most {policy.max_at_work}"
-        here = "yes" if plan.is_served(policy) else "no"
-        values = (name, policy.queue, str(policy.priority), policy.version or "", at_most, here)
-        table.add_row(*(Text(clean(value)) for value in values))
-    stdout().print()
-    stdout().print(table)
-
-
-def plan_json(plan: Plan) -> dict[str, Any]:
-    """The same for scripts."""
+async def _plan_of(worker: Worker, runtime: TaskRuntime) -> dict[str, Any]:
+    """What a worker runs, as `--check --json` prints it. `tools` is empty for a server that does not list them."""
+    queues = None if runtime.queues is None else sorted(runtime.queues)
     return {
-        "server": plan.server,
-        "namespace": plan.namespace,
-        "store": plan.store,
-        "engine": plan.engine,
-        "queues": plan.queues,
-        "concurrency": plan.concurrency,
-        "drainSeconds": plan.drain,
+        "server": worker.server.name,
+        "namespace": runtime.namespace,
+        "store": repr(runtime.store),
+        "engine": "local: processes of this machine"
+        if isinstance(runtime.engine, LocalEngine)
+        else repr(runtime.engine),
+        "queues": queues,
+        "concurrency": getattr(runtime.engine, "concurrency", None),
+        "drainSeconds": runtime.settings.drains_for.total_seconds(),
         "tools": {
             name: {
                 "queue": policy.queue,
                 "priority": policy.priority,
                 "version": policy.version,
                 "maxAtWork": policy.max_at_work,
-                "served": plan.is_served(policy),
+                "served": queues is None or policy.queue in queues,
             }
-            for name, policy in plan.tools.items()
+            for name, policy in (await runtime.tools()).items()
         },
     }
+
+
+def _unknown_queues(plan: Mapping[str, Any]) -> Sequence[str]:
+    """Queues that the worker was told to serve, and that no tool of the server is in."""
+    tools = plan["tools"]
+    # A server that does not list its tools may have any.
+    return sorted(set(plan["queues"] or ()) - {tool["queue"] for tool in tools.values()}) if tools else ()
+
+
+def _start_line(plan: Mapping[str, Any]) -> str:
+    tools, queues, concurrency = plan["tools"], plan["queues"], plan["concurrency"]
+    served = [name for name, tool in tools.items() if tool["served"]]
+    shown = ", ".join(served[:NAMES_SHOWN]) or ("nothing" if tools else "whatever it has")
+    more = f" and {len(served) - NAMES_SHOWN} more" if len(served) > NAMES_SHOWN else ""
+    of = "all queues" if queues is None else f"queue{'s'[: len(queues) > 1]} {', '.join(queues)}"
+    limit = "" if concurrency is None else f", at most {concurrency} at a time"
+    return clean(f"{plan['server']}: running {shown}{more} ({of}){limit}. Tasks are kept in {plan['store']}.")
+
+
+def _print_plan(plan: Mapping[str, Any]) -> None:
+    facts = Table.grid(padding=(0, 2))
+    tools, queues, concurrency = plan["tools"], plan["queues"], plan["concurrency"]
+    for what, value in (
+        *((name, plan[name]) for name in ("server", "namespace", "store", "engine")),
+        ("queues", "all" if queues is None else ", ".join(queues)),
+        ("at a time", "as many as the engine runs" if concurrency is None else str(concurrency)),
+        ("drain", f"{plan['drainSeconds']:g} s"),
+    ):
+        facts.add_row(Text(what, style="bright_black"), Text(clean(value)))
+    stdout().print(facts)
+    if not tools:
+        stdout().print("The server does not list its tools: tasks of any tool are taken.")
+        return
+    rows = [
+        (
+            name,
+            tool["queue"],
+            str(tool["priority"]),
+            tool["version"] or "",
+            "any number" if tool["maxAtWork"] is None else f"at most {tool['maxAtWork']}",
+            "yes" if tool["served"] else "no",
+        )
+        for name, tool in sorted(tools.items())
+    ]
+    stdout().print()
+    stdout().print(table_of(("tool", "queue", "priority", "version", "at work in all", "here"), rows))
 
 
 # ---- loading
@@ -419,19 +380,6 @@ LOOK_LIMIT: Final = 3.0
 PROMETHEUS: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
-@asynccontextmanager
-async def health_of(worker: Worker, host: str, port: int) -> AsyncGenerator[int]:
-    """Serve the pages of a worker while the block lasts; gives the port.
-
-    Raises:
-        OSError: The address cannot be listened at.
-    """
-    health = Health(worker)
-    pages = {"/live": health.live, "/ready": health.ready, "/backlog": health.backlog, "/metrics": health.metrics}
-    async with serving(host, port, pages) as chosen:
-        yield chosen
-
-
 class Health:
     """The pages of one worker."""
 
@@ -630,15 +578,16 @@ def worker_command(
 
 async def _work(worker: Worker, address: tuple[str, int] | None) -> int:
     async def started(runtime: TaskRuntime) -> None:
-        say(start_line(await plan_of(worker, runtime)))
-        for queue in await unknown_queues(runtime):
+        plan = await _plan_of(worker, runtime)
+        say(_start_line(plan))
+        for queue in _unknown_queues(plan):
             say(f"No tool of {worker.server.name} is in queue {queue!r}.", "yellow")
 
     async with _health(worker, address):
         try:
             await worker.run(started)
         except (StoreError, UsageError) as exc:
-            raise _problem(exc) from None
+            raise store_problem(exc) from None
         except Exception as exc:
             show_traceback(exc)
             raise Problem(
@@ -656,23 +605,19 @@ async def _work(worker: Worker, address: tuple[str, int] | None) -> int:
 async def _check(worker: Worker, output: Output) -> int:
     try:
         async with worker.rehearsing() as runtime:
-            plan, unknown = await plan_of(worker, runtime), await unknown_queues(runtime)
+            plan = await _plan_of(worker, runtime)
     except (StoreError, UsageError) as exc:
-        raise _problem(exc) from None
+        raise store_problem(exc) from None
     except Exception as exc:
         # Of the drivers below an engine there is no list.
         raise Problem(f"the engine cannot be used: {exc}", Exit.STORE) from exc
     if output == "json":
-        print_json(plan_json(plan))
+        print_json(plan)
     else:
-        print_plan(plan)
-    if unknown:
+        _print_plan(plan)
+    if unknown := _unknown_queues(plan):
         raise Problem(f"no tool is in queue {' or '.join(map(repr, unknown))}", Exit.USAGE)
     return Exit.OK
-
-
-def _problem(exc: StoreError | UsageError) -> Problem:
-    return Problem(str(exc), Exit.STORE if isinstance(exc, StoreError) else Exit.USAGE)
 
 
 def _check_shared(worker: Worker) -> None:
@@ -687,20 +632,20 @@ def _check_shared(worker: Worker) -> None:
 
 @asynccontextmanager
 async def _health(worker: Worker, address: tuple[str, int] | None) -> AsyncGenerator[None]:
+    """Serve the pages of a worker while the block lasts."""
     if address is None:
         yield
         return
     host, port = address
-    pages = health_of(worker, host, port)
-    try:
-        port = await pages.__aenter__()
-    except OSError as exc:
-        raise Problem(f"--health {host}:{port} cannot be listened at: {exc}", Exit.USAGE) from None
-    try:
+    health = Health(worker)
+    pages = {"/live": health.live, "/ready": health.ready, "/backlog": health.backlog, "/metrics": health.metrics}
+    async with AsyncExitStack() as stack:
+        try:
+            port = await stack.enter_async_context(serving(host, port, pages))
+        except OSError as exc:
+            raise Problem(f"--health {host}:{port} cannot be listened at: {exc}", Exit.USAGE) from None
         say(f"Health at http://{f'[{host}]' if ':' in host else host}:{port}/ready")
         yield
-    finally:
-        await pages.__aexit__(None, None, None)
 
 
 def _end_line(worker: Worker) -> str:
@@ -781,7 +726,7 @@ async def backlog_command(*, where: str, namespace: str | None, output: Output) 
     try:
         queues = await (_of_server(where) if namespace is None else _of_store(where, namespace))
     except (StoreError, UsageError) as exc:
-        raise Problem(str(exc), Exit.STORE if isinstance(exc, StoreError) else Exit.USAGE) from None
+        raise store_problem(exc) from None
     _print(queues, output)
     return Exit.OK
 
@@ -834,9 +779,5 @@ def _print(queues: Mapping[str, Waiting], output: Output) -> None:
     if not queues:
         say("Nothing waits.")
         return
-    table = Table(box=None, pad_edge=False, header_style="bright_black")
-    for title in ("queue", "ready", "oldest"):
-        table.add_column(title, no_wrap=True)
-    for queue, waiting in queues.items():
-        table.add_row(Text(clean(queue)), str(waiting.ready), f"{waiting.age.total_seconds():.1f} s")
-    stdout().print(table)
+    rows = [(queue, str(waiting.ready), f"{waiting.age.total_seconds():.1f} s") for queue, waiting in queues.items()]
+    stdout().print(table_of(("queue", "ready", "oldest"), rows))
