@@ -865,9 +865,8 @@ async def examine(
         environment: The environment variables of a stdio server; without any, what the SDK gives every server.
 
     Raises:
-        InvalidInput: The text names no server.
+        InvalidInput: The text names no server, or the server has no such tool.
         ServerUnreachable: There is nothing to examine; it says why, and what to do.
-        InvalidInput: The server has no such tool.
     """
     address = ServerAddress.parse(server) if isinstance(server, str) else server
     try:

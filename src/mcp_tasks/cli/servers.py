@@ -190,8 +190,8 @@ def by_server(entries: Iterable[LedgerEntry], headers: Mapping[str, str] | None 
             to go.
 
     Raises:
-        InvalidInput: There are headers, and they would go to several servers or identities.
-        InvalidInput: The ledger does not say how to reach a server.
+        InvalidInput: There are headers, and they would go to several servers or identities; or the ledger does not say
+            how to reach a server.
     """
 
     def group_of(entry: LedgerEntry) -> tuple[str, str, bool, str]:

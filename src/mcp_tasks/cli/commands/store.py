@@ -114,7 +114,7 @@ class Session:
 
     async def namespaces(self) -> Sequence[str]:
         """The namespaces that were named, or all that are there."""
-        return self._namespaces or await self.operator.namespaces()
+        return self._namespaces or await self.operator.store.namespaces()
 
     async def find(self, task_id: str) -> TaskRecord:
         """A task by its whole id.
