@@ -6,7 +6,7 @@ import asyncio
 import errno
 import os
 import sys
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from importlib import import_module
@@ -20,20 +20,23 @@ from mcp_tasks import __version__
 from mcp_tasks.errors import DOCS, TasksError
 from mcp_tasks.quiet import get_logger
 
-# ---- running
-# From the command line to an exit code: nothing that goes wrong ends in a traceback, unless one is asked for.
-
-
 logger: Final = get_logger(__name__)
 
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-"""What a file says that takes no more."""
+"""Errors of a file that takes no more."""
+
+
+# ---- running
+# From the command line to an exit code. No error ends in a traceback, unless one is asked for.
 
 
 def run_app(arguments: Sequence[str] | None = None) -> int:
-    """Run the command that `arguments` (or the process's own) name; gives the exit code."""
-
-    _open_what_is_closed()
+    """Run the command that `arguments` (or the process's own) name; returns the exit code."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        # A process may be started without them (`<&-`, `>&-`).
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - as long as the process lasts
+    sys.stderr = cast("TextIO", _Aside(sys.stderr))
     try:
         code = app.main(args=arguments, prog_name="mcp-tasks", standalone_mode=False)
         sys.stdout.flush()
@@ -42,7 +45,7 @@ def run_app(arguments: Sequence[str] | None = None) -> int:
         exc.show()
         return exc.exit_code
     except (BrokenPipeError, SystemExit):
-        # Whoever read our output has seen enough; click and rich end the process for that.
+        # The reader of our output has seen enough; click and rich end the process for that.
         _drop_output()
         return 0
     except (click.Abort, KeyboardInterrupt, Exception) as exc:
@@ -50,7 +53,7 @@ def run_app(arguments: Sequence[str] | None = None) -> int:
 
 
 def _explained(exc: BaseException) -> int:
-    """Say what has gone wrong; gives the exit code."""
+    """Print an error; returns the exit code."""
     from mcp.shared.exceptions import MCPError
 
     from mcp_tasks.cli.servers import leaves
@@ -65,7 +68,7 @@ def _explained(exc: BaseException) -> int:
         _drop_output()
         problem = Problem(f"what there is to print cannot be written: {exc.strerror}", Exit.OUTPUT)
     else:
-        logger.debug("an exception that nobody expected", exc_info=exc)
+        logger.debug("unexpected exception", exc_info=exc)
         root = next(leaves(exc), exc)
         problem = Problem(repr(root), Exit.DEFECT, hint="This is a bug in mcp-tasks. -vv shows where it comes from.")
     problem.show()
@@ -73,54 +76,27 @@ def _explained(exc: BaseException) -> int:
 
 
 def _drop_output() -> None:
-    """Print no more: Python would complain once more when it flushes at its end."""
+    """Print no more: Python would complain again when it flushes at its end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _open_what_is_closed() -> None:
-    """Have something to read, and somewhere to write to, where we were started without (`<&-`, `>&-`)."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - as long as the process lasts
-    sys.stderr = cast("TextIO", _Aside(sys.stderr))
-
-
 class _Aside:
-    """What is said on the side: that there is no room for it keeps nobody from a result."""
+    """A stderr whose errors are ignored: that a message cannot be written must not keep a result from being printed."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write, if that can be done."""
         with suppress(OSError):
             self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
-        """The same of what has been written."""
         with suppress(OSError):
             self._stream.flush()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
-
-
-def run(work: Coroutine[Any, Any, int]) -> int:
-    """Run an asynchronous command.
-
-    The SDK's task groups wrap what is raised inside them; what was meant for the person is taken out again.
-    """
-    from mcp_tasks.cli.servers import leaves
-    from mcp_tasks.cli.terminal import Problem
-
-    try:
-        return asyncio.run(work)
-    except BaseExceptionGroup as group:
-        for exc in leaves(group):
-            if isinstance(exc, Problem | TasksError | click.ClickException | KeyboardInterrupt):
-                raise exc from None
-        raise
 
 
 COMMANDS: Final = {
@@ -146,11 +122,11 @@ COMMANDS: Final = {
     "doctor": ("doctor", "Check a server's support for tasks, probe by probe."),
     "completion": ("completion", "Have the shell complete words."),
 }
-"""Each command: its module in `commands` (and its name there, if that is not `command`), and one line about it."""
+"""Each command: its module in `commands` (and its name there, if that is not `command`), and its line in `--help`."""
 
 ON_A_STORE: Final = ("ls", "show", "cancel")
-"""Commands that are others with `--store`: for an operator, on all that is kept there. MCP_TASKS_URL alone does not
-make them so: whoever runs a server has that set, too."""
+"""Commands that are others with `--store`: for an operator, on all tasks of a store. MCP_TASKS_URL alone does not make
+them so: it may be set for a server."""
 
 EPILOG = f"""\
 \b
@@ -180,17 +156,14 @@ class Table(click.Group):
     """A group whose commands are imported on use."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The names, in the order of the table."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import a command."""
         return _imported(COMMANDS[cmd_name][0]) if cmd_name in COMMANDS else None
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The command that was named, and which of the two of its name if there are two."""
         name, *rest = args
         if name in ON_A_STORE and any(word == "--store" or word.startswith("--store=") for word in rest):
             return name, _imported(f"store:{name}_command"), rest
@@ -199,7 +172,6 @@ class Table(click.Group):
         return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """The names, without an import."""
         names = [CompletionItem(name, help=about) for name, (_, about) in COMMANDS.items()]
         found = [item for item in names if item.value.startswith(incomplete)]
         return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
@@ -207,10 +179,21 @@ class Table(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command, in an event loop if it is an asynchronous one."""
         code = super().invoke(ctx)
-        return run(code) if iscoroutine(code) else code
+        if not iscoroutine(code):
+            return code
+        from mcp_tasks.cli.servers import leaves
+        from mcp_tasks.cli.terminal import Problem
+
+        try:
+            return asyncio.run(code)
+        except BaseExceptionGroup as group:
+            # The SDK's task groups wrap exceptions that are meant for the user.
+            for exc in leaves(group):
+                if isinstance(exc, Problem | TasksError | click.ClickException | KeyboardInterrupt):
+                    raise exc from None
+            raise
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The list in `--help`, without an import."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
 
@@ -218,7 +201,7 @@ class Table(click.Group):
 def _imported(place: str) -> click.Command:
     module, _, name = place.partition(":")
     command: click.Command = getattr(import_module(f"mcp_tasks.cli.commands.{module}"), name or "command")
-    # From the examples on, a docstring is for the end of the help, below the options, and as it is written.
+    # From the examples on, a docstring goes below the options in the help, as it is written.
     command.help, _, below = cleandoc(command.help or "").partition("\n\nExamples:\n")
     if below:
         command.epilog = "\n\n".join(f"\b\n{part}" for part in f"Examples:\n{below}".split("\n\n"))

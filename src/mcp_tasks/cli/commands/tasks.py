@@ -1,16 +1,15 @@
-"""`mcp-tasks ls`: the tasks that were started from here."""
+"""Commands on tasks of the ledger: `ls`, `show`, `wait`, `watch`, `cancel`, `forget` and `prune`."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
 import click
 from mcp import MCPError
-from rich.console import RenderableType
 from rich.text import Text
 
 from mcp_tasks.cli.commands.completion import task_ids
@@ -108,17 +107,18 @@ async def ls_command(
 
 
 async def _refresh(pending: Chosen) -> Exit:
-    """Ask the servers; gives the exit code, which says whether one could not be asked."""
+    """Ask the servers; returns the exit code."""
     seen = await pending.at_each(TaskHandle.status)
     problems = [found for found in seen.values() if isinstance(found, Exception)]
     for message, count in Counter(problem_of(problem).message for problem in problems).items():
         say(f"{count} task{'' if count == 1 else 's'} could not be refreshed: {message}", "yellow")
-    # Of the others it is known that there is nobody to ask, or nothing to know.
+    # The others have no server that can be asked, or one that does not know them.
     is_open = any(not isinstance(problem, UnknownTask | InvalidInput) for problem in problems)
     return Exit.UNREACHABLE if is_open else Exit.OK
 
 
-def _table(entries: Sequence[LedgerEntry], *, short: Mapping[str, str]) -> RenderableType:
+def _print(entries: Sequence[LedgerEntry], how: str) -> None:
+    short = short_ids(entry.task_id for entry in entries)
     columns: Columns[Followed] = {
         "id": lambda task: short[task.entry.task_id],
         "status": status_of,
@@ -128,22 +128,16 @@ def _table(entries: Sequence[LedgerEntry], *, short: Mapping[str, str]) -> Rende
         "message": lambda task: task.message,
         "server": lambda task: Text(one_line(task.entry.server_label), style="bright_black"),
     }
-    return listing(columns, [Followed(entry=entry) for entry in entries], fixed=4, cut=True)
-
-
-def _print(entries: Sequence[LedgerEntry], how: str) -> None:
-    short = short_ids(entry.task_id for entry in entries)
     for title, is_final in (("Active", False), ("Ended", True)):
-        group = [entry for entry in entries if entry.is_final == is_final]
+        group = [Followed(entry=entry) for entry in entries if entry.is_final == is_final]
         if group:
             stdout().print(f"{title} ({len(group)}){'' if is_final else how}", style="bold")
-            stdout().print(_table(group, short=short))
+            stdout().print(listing(columns, group, fixed=4, cut=True))
     if not entries:
         say("No tasks.")
 
 
 # ---- show
-# `mcp-tasks show`: everything about one task.
 
 
 @click.command()
@@ -181,7 +175,7 @@ async def show_command(*, chosen: Chosen, offline: bool, save: Path | None) -> i
 
 
 async def _look(chosen: Chosen, entry: LedgerEntry) -> TaskSnapshot | None:
-    """How the task stands; None if its server cannot tell, and the ledger can."""
+    """The present state of the task; None if its server cannot tell, and the ledger can."""
     found = (await chosen.at_each(TaskHandle.status))[entry.key]
     if isinstance(found, TaskSnapshot):
         return found
@@ -209,9 +203,9 @@ def _lines(followed: Followed) -> list[Line]:
 
 
 def _seen(followed: Followed, snapshot: TaskSnapshot) -> list[Line]:
-    """What only the server knows."""
+    """Facts that only the server knows."""
     done, pace, end = followed.progress, snapshot.poll_interval, snapshot.expires_at
-    # Until it has ended the time is only what the server promises at least, and grows.
+    # Until it has ended, the server moves the time.
     expires = "never" if end is None else _local(end) if followed.is_final else "not before it has ended"
     share = "" if done is None or not done.total else f" of {done.total:g} ({followed.percent}%)"
     return [
@@ -237,12 +231,11 @@ def _local(instant: datetime) -> str:
     try:
         return instant.astimezone().strftime("%Y-%m-%d %H:%M:%S")
     except OverflowError:
-        # A server's clock may say anything; at the ends of the calendar there is no other time zone.
+        # A server's clock may be wrong; at the ends of the calendar there is no other time zone.
         return instant.isoformat(" ")
 
 
 # ---- wait
-# `mcp-tasks wait`: come back to tasks, and stay until they have ended.
 
 
 @click.command()
@@ -267,14 +260,13 @@ async def wait_command(*, chosen: Chosen, waiting: Waiting) -> int:
 
 
 async def wait_for(chosen: Chosen, waiting: Waiting) -> int:
-    """Wait for tasks to end, and print how they stand then; gives the exit code."""
+    """Wait for tasks to end, and print their outcomes; returns the exit code."""
     board = new_board(with_ids=len(chosen.entries) > 1)
     followed = await Attending(board, chosen.options.access, waiting).follow(chosen)
     return report(followed, chosen.options, save=waiting.save, as_list=chosen.several)
 
 
 # ---- watch
-# `mcp-tasks watch`: several tasks in one table, as they change.
 
 
 @click.command()
@@ -293,7 +285,7 @@ async def watch_command(*, chosen: Chosen, timeout: float | None) -> int:
     """
     access = chosen.options.access
     pending = chosen.ledger.pending(identity=access.identity)
-    # What cannot be watched is for `ls`, and does not keep the rest from being watched.
+    # A task that its server did not know is for `ls`, and does not keep the rest from being watched.
     entries = chosen.entries or [entry for entry in pending if not entry.is_over]
     if not entries:
         say("Nothing to watch: every task has ended.")
@@ -308,10 +300,6 @@ async def watch_command(*, chosen: Chosen, timeout: float | None) -> int:
     if any(isinstance(followed.problem, WaitTimedOut) for followed in seen):
         say(f"Not all had ended within {timeout:.15g} s.", "yellow")
         return Exit.TIMEOUT
-    return _report_problems(seen)
-
-
-def _report_problems(seen: Sequence[Followed]) -> int:
     code = Exit.OK
     for followed in seen:
         if followed.problem is not None:
@@ -322,7 +310,6 @@ def _report_problems(seen: Sequence[Followed]) -> int:
 
 
 # ---- cancel
-# `mcp-tasks cancel`: ask for tasks to be cancelled.
 
 
 _WORDS = {
@@ -376,8 +363,7 @@ async def _cancel(handle: TaskHandle) -> str:
     return (await handle.status()).status.value
 
 
-# ---- forget
-# `mcp-tasks forget` and `mcp-tasks prune`: take tasks out of the ledger, by their ids or because they are over.
+# ---- forget and prune
 
 
 @click.command()
