@@ -73,17 +73,6 @@ MODULES: Mapping[str, str] = {
 
         server = MCPServer("unnamed", **Tasks().wiring(), log_level="ERROR")
         """,
-    "low": """
-        from mcp.server import Server
-        from mcp_tasks import Tasks
-
-        async def call_tool(ctx, params):
-            raise NotImplementedError
-
-        server = Server("low", on_call_tool=call_tool)
-        tasks = Tasks("sqlite:///low.db")
-        tasks.attach(server)
-        """,
     "composed": """
         from contextlib import asynccontextmanager
         from mcp.server import MCPServer
@@ -145,12 +134,6 @@ def test_a_server_is_found_in_the_working_directory(cli: Cli, folder: Path, spec
     done = cli("worker", spec, "--check", cwd=folder)
     assert done.returncode == 0, done.stderr
     assert f"{spec.partition(':')[0]}.db" in done.stdout
-
-
-def test_a_low_level_server_that_lists_nothing_may_have_any_tool(cli: Cli, folder: Path) -> None:
-    done = cli("worker", "low:server", "--check", "--queues", "anything", cwd=folder)
-    assert done.returncode == 0, done.stderr
-    assert "The server does not list its tools: tasks of any tool are taken." in done.stdout
 
 
 def test_what_the_lifespan_raises_is_shown_and_ends_the_worker(cli: Cli, folder: Path) -> None:

@@ -7,7 +7,6 @@ needs a private name: nobody waits five minutes for a process to look for a new 
 import asyncio
 import base64
 import json
-import logging
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
@@ -264,22 +263,6 @@ async def test_a_key_is_dropped_at_the_rotation_after_nothing_under_it_can_be_va
         await served.tasks.rotate_state_key()
         assert key_of(first) not in await ring(store)
         assert len(await ring(store)) == 3
-
-
-async def test_there_are_never_more_than_some_keys(caplog: pytest.LogCaptureFixture) -> None:
-    store = MemoryStore()
-    served = at_once(store)
-    async with client_of(served) as client:
-        calls = [await begun(client)]
-        while len(await ring(store)) < 32:
-            await served.tasks.rotate_state_key()
-            calls.append(await begun(client))
-        assert all([await is_taken(client, call) for call in calls])
-        assert "rotate less often" not in caplog.text
-        await served.tasks.rotate_state_key()
-        [said] = [record for record in caplog.records if "rotate less often" in record.getMessage()]
-        assert said.levelno == logging.WARNING
-        assert [await is_taken(client, call) for call in calls] == [False, *[True] * 31]
 
 
 async def test_what_another_release_sealed_or_left_out_under_our_key_is_refused() -> None:

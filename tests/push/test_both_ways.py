@@ -3,8 +3,6 @@
 Nobody can tell the two ways apart.
 """
 
-import asyncio
-import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -20,7 +18,6 @@ from starlette.types import ASGIApp
 
 from harness.http import serving
 from harness.lowlevel import build_lowlevel
-from harness.processes import environment, python, run
 from harness.rpc import EVERYTHING, PATIENCE, Reply, Tasking, accept, loads
 from harness.server import QUICK, Desk, build
 from harness.waiting import eventually
@@ -122,12 +119,6 @@ async def test_every_frame_is_the_same_from_the_first_to_the_last(desk: Desk) ->
                 await peer.until(lambda seen: seen.statuses(ids[6])[-1] == "cancelled")
             alike(one, other)
         assert (short.answered, long.answered) == (1, 0)
-
-
-async def test_the_span_of_a_stream_lasts_as_long_as_the_stream() -> None:
-    process = await asyncio.to_thread(run, python("tests.push.processes", "spans"), env=environment(), check=True)
-    # Those that have ended while the stream is open, and when its client has left.
-    assert json.loads(process.stdout) == [{"open": [], "ended": [METHOD], "answered": way} for way in (1, 0)]
 
 
 async def test_over_a_real_connection_a_client_that_hangs_up_leaves_nothing_behind(desk: Desk) -> None:

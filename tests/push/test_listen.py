@@ -264,7 +264,7 @@ SOON = 10.0
 
 @pytest.mark.parametrize("short_way", [True, False])
 async def test_a_stream_ends_gracefully_when_the_server_is_told_to_stop(short_way: bool) -> None:
-    server = ServerProcess("tests.push.processes", "serve", "{port}", str(short_way))
+    server = ServerProcess("tests.push.processes", "{port}", str(short_way))
     async with server, http_client() as http:
         wire = HttpWire(server.url, http)
         task_id = await Tasking(wire, EVERYTHING).create("confirm_delete", filename="x")

@@ -22,7 +22,7 @@ from mcp_tasks.model.limits import KIB
 from mcp_tasks.model.record import TaskRequest
 from mcp_tasks.protocol.limits import MOST_HELD_BACK, MOST_KNOWN, Limiting, Pace
 from mcp_tasks.runtime import TaskRuntime
-from mcp_tasks.runtime.launch import FRESH, MOST_OWNERS, LaunchSpec, Quota
+from mcp_tasks.runtime.launch import FRESH, LaunchSpec
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.stores.base import EVERYBODY, Owners, Usage
 from tests.unit.running import SECOND, Seconds, never_ending, running
@@ -252,13 +252,6 @@ async def test_an_owner_keeps_no_place_for_a_call_that_is_refused_or_goes_away()
         store.told = Usage(open_tasks=0, stored_bytes=0)
         store.answers.set()
         await make(runtime)
-
-
-async def test_owners_that_make_nothing_are_forgotten() -> None:
-    quota = Quota(Limits(open_tasks=None), lambda whose: Counted().usage("", whose), Seconds())
-    for number in range(MOST_OWNERS + 50):
-        (await quota.admit(str(number))).leave()
-    assert len(quota._owners) == MOST_OWNERS  # pyright: ignore[reportPrivateUsage]
 
 
 # Sizes
