@@ -97,23 +97,14 @@ class Driver:
         self._seen: dict[str, tuple[TaskSnapshot, float]] = {}
 
     async def create(self, method: str, params: Mapping[str, Any], ttl: timedelta | None) -> TaskSnapshot:
-        """Have the client take a request as a task.
-
-        Raises:
-            InvalidResponse: It answered with something else.
-            MCPError: It refused.
-        """
+        """Have the client take a request as a task."""
         result = await self._send(method, {**params, "task": task_params(ttl)}, ANSWER_LIMIT)
         if not isinstance(result.get("task"), Mapping):
             raise InvalidResponse(f"the client declared tasks for {method}, and answered with something else")
         return self._saw(_checked(result["task"]))
 
     async def get(self, task_id: str) -> TaskSnapshot:
-        """The task as it is now.
-
-        Raises:
-            UnknownTask: The client does not have it.
-        """
+        """The task as it is now. Raises `UnknownTask` if the client does not have it."""
         try:
             # No related-task: in 2025-11-25 only the id in the params counts.
             return self._saw(_checked(await self._send("tasks/get", {"taskId": task_id}, ANSWER_LIMIT), task_id))
@@ -123,12 +114,7 @@ class Driver:
             raise
 
     async def cancel(self, task_id: str) -> TaskSnapshot:
-        """Cancel the task.
-
-        Raises:
-            UnknownTask: The client does not have it.
-            MCPError: The client refused, for example because the task has ended.
-        """
+        """Cancel the task. Raises `UnknownTask`, or the client's error if the task has ended."""
         try:
             return self._saw(_checked(await self._send("tasks/cancel", {"taskId": task_id}, ANSWER_LIMIT), task_id))
         except MCPError as exc:
@@ -138,7 +124,6 @@ class Driver:
             raise
 
     async def list(self) -> AsyncGenerator[TaskSnapshot]:
-        """The tasks that the client hosts for this server."""
         cursor: str | None = None
         for _ in range(MAX_PAGES):
             page = await self._send("tasks/list", {} if cursor is None else {"cursor": cursor}, ANSWER_LIMIT)
@@ -211,7 +196,7 @@ def _checked(data: object, task_id: str | None = None) -> TaskSnapshot:
 
 
 MAX_FORGOTTEN: Final = 3
-"""How often a client may forget a question before the tool is told."""
+"""How often a client may forget a question before the tool gets an error."""
 
 REMEMBERED: Final = 10_000
 """Questions whose tasks are known here before the record has them. The record is the truth."""
@@ -228,12 +213,7 @@ class HostedQuestions:
         self._known: BoundedDict[tuple[str, str], str] = BoundedDict(REMEMBERED)
 
     async def ask(self, sent: SentQuestion) -> dict[str, Any]:
-        """The client's answer.
-
-        Raises:
-            AnswerRefused: The client answered with an error.
-            StreamLost: It did not answer, and cannot any more on this stream.
-        """
+        """The client's answer. Raises what `ClientStream.ask` raises."""
         # After an answer that did not fit, it is another question: a client may keep its answers by this key, and would
         # give the same one again.
         key = sent.key if sent.misfits == 0 else f"{sent.key}~{sent.misfits + 1}"
@@ -380,15 +360,30 @@ _IN_TASK: Final = (
 class ClientTask(Generic[T]):
     """A task that the client hosts for this server.
 
+    In a tool that runs as a task of this server, it is a question of that task: it is put when its result is awaited,
+    and once. The run may be suspended meanwhile, and after a restart the answer is fetched from the client's task,
+    whatever session the client then has. There `status` and `cancel` raise `UsageError`; a question is withdrawn by
+    cancelling the await of its result.
+
     Attributes:
         id: Its id, by which `client_task` finds it again. Empty in a task of this server, which finds it by itself.
     """
 
-    def __init__(self, driver: Driver, task_id: str, parse: Parse[T], *, check_cancel: Callable[[], object]) -> None:
+    def __init__(
+        self,
+        ctx: AnyContext,
+        parse: Parse[T],
+        *,
+        driver: Driver | None = None,
+        task_id: str = "",
+        question: tuple[str, Mapping[str, Any]] = ("", {}),
+    ) -> None:
         self.id = task_id
-        self._driver = driver
+        self._ctx = ctx
         self._parse = parse
-        self._check_cancel = check_cancel
+        self._maybe_driver = driver
+        # The method and params, in a task of this server.
+        self._question = question
 
     async def status(self) -> TaskSnapshot:
         """The task as the client shows it now.
@@ -403,18 +398,25 @@ class ClientTask(Generic[T]):
         """Wait for the answer, polling as often as the client suggests.
 
         Args:
-            timeout: How long to wait; None for as long as it takes.
+            timeout: How long to wait; None for as long as it takes. In a task of this server, restarts are included.
 
         Raises:
-            ClientTaskTimedOut: It takes longer. The task goes on.
+            ClientTaskTimedOut: It takes longer. The task goes on. (In a task of this server, `QuestionTimedOut`.)
             TaskWasCancelled: It was cancelled.
             UnknownTask: The client does not have it (any more).
             MCPError: The client answered with this error, as a plain request would have raised it.
             InvalidResponse: The client answered with something that is not an answer.
         """
-        seconds = None if timeout is None else check_duration("timeout", timeout, zero=True).total_seconds()
+        driver = self._maybe_driver
+        is_hosted = driver is not None
+        seconds = None if timeout is None else check_duration("timeout", timeout, zero=is_hosted).total_seconds()
+        if driver is None:
+            (method, params), ctx = self._question, self._ctx
+            with _for_tools():
+                answer = raw_request(ctx.session, method, params, request_id=ctx.request_id, timeout=seconds)
+                return self._parse(await answer)
         with anyio.move_on_after(seconds), _for_tools():
-            return self._parse(await self._driver.result(self.id))
+            return self._parse(await driver.result(self.id))
         message = f"The client's task did not end within {seconds:.15g} s. It goes on: come back with client_task"
         raise ClientTaskTimedOut(REQUEST_TIMEOUT, message, task_id=self.id)
 
@@ -426,47 +428,16 @@ class ClientTask(Generic[T]):
             UnknownTask: The client does not have it (any more).
             MCPError: The client refused, for example because the task has ended.
         """
-        self._check_cancel()
+        driver = self._driver
+        _require(self._ctx.session, "cancel")
         with _for_tools():
-            return await self._driver.cancel(self.id)
+            return await driver.cancel(self.id)
 
-
-class AskedInTask(ClientTask[T]):
-    """A question of a task of this server, which sees to it that the client is asked for a task once.
-
-    A client that hosts no tasks is asked plainly. The question is put when its result is awaited, and is part of the
-    task from then on: the run may be suspended, and after a restart the answer is fetched from the client's task,
-    whatever session the client then has.
-    """
-
-    def __init__(self, ask: Callable[[float | None], Awaitable[dict[str, Any]]], parse: Parse[T]) -> None:
-        self.id = ""
-        self._ask = ask
-        self._parse = parse
-
-    async def status(self) -> TaskSnapshot:
-        """Raises:
-        UsageError: A tool can only await the result.
-        """
-        raise UsageError(_IN_TASK)
-
-    async def result(self, timeout: timedelta | None = None) -> T:
-        """Ask, unless an earlier run did, and wait for the answer.
-
-        Raises:
-            QuestionTimedOut: It takes longer than `timeout`, restarts included.
-            MCPError: The client answered with this error.
-            InvalidResponse: The client answered with something that is not an answer.
-        """
-        seconds = None if timeout is None else check_duration("timeout", timeout).total_seconds()
-        with _for_tools():
-            return self._parse(await self._ask(seconds))
-
-    async def cancel(self) -> TaskSnapshot:
-        """Raises:
-        UsageError: A question is withdrawn by cancelling the await of its result.
-        """
-        raise UsageError(_IN_TASK)
+    @property
+    def _driver(self) -> Driver:
+        if self._maybe_driver is None:
+            raise UsageError(_IN_TASK)
+        return self._maybe_driver
 
 
 async def elicit_as_task(
@@ -535,7 +506,7 @@ def client_task(ctx: AnyContext, task_id: str, schema: type[BaseModel] | None = 
     _require(ctx.session)
     if current_task().id is not None:
         raise UsageError(_IN_TASK)
-    return _handle(ctx, _driver(ctx), task_id, dict if schema is None else _elicited(schema))
+    return ClientTask(ctx, dict if schema is None else _elicited(schema), driver=_driver(ctx), task_id=task_id)
 
 
 def list_client_tasks(ctx: AnyContext) -> AsyncIterator[TaskSnapshot]:
@@ -566,20 +537,12 @@ async def _create(
     if current_task().id is not None:
         if _why_not(ctx.session, *needed) is None:
             asked["task"] = task_params(ttl)
-
-        async def ask(seconds: float | None) -> dict[str, Any]:
-            return await raw_request(ctx.session, method, asked, request_id=ctx.request_id, timeout=seconds)
-
-        return AskedInTask(ask, parse)
+        return ClientTask(ctx, parse, question=(method, asked))
     _require(ctx.session, *needed)
     driver = _driver(ctx)
     with _for_tools():
         created = await driver.create(method, asked, ttl)
-    return _handle(ctx, driver, created.id, parse)
-
-
-def _handle(ctx: AnyContext, driver: Driver, task_id: str, parse: Parse[T]) -> ClientTask[T]:
-    return ClientTask(driver, task_id, parse, check_cancel=lambda: _require(ctx.session, "cancel"))
+    return ClientTask(ctx, parse, driver=driver, task_id=created.id)
 
 
 def _driver(ctx: AnyContext) -> Driver:

@@ -1,8 +1,7 @@
-"""Where hosted tasks are kept: a SQLite file, or memory, which is the same with no file.
+"""The store of hosted tasks: a SQLite file, or an in-memory database.
 
-One process at a time has the file: SQLite's own lock says so, and goes with its process however that ends. So an
-unfinished task that is found when the file is opened is one that nobody works on, and no person is asked by two
-processes at once.
+One process at a time has the file, by SQLite's own lock, which ends with the process. So no process runs the unfinished
+tasks that are found when the file is opened, and no user is asked by two processes at once.
 """
 
 from __future__ import annotations
@@ -29,10 +28,15 @@ APPLICATION_ID: Final = int.from_bytes(b"MCPH", "big")
 FORMAT: Final = 1
 
 LOCK_PATIENCE: Final = 1.0
-"""Seconds to wait for a process that is just closing the file."""
+"""Seconds to wait for a process that is closing the file."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
+
+_STATE: Final = ("updated", "status", "message", "finished", "attempt", "worker", "lost", "version", "expires")
+"""The columns that change with a task."""
+
+_FIXED: Final = ("task_id", "owner", "method", "created", "retention", "poll_interval", "question", "request")
 
 _SCHEMA: Final = (
     """
@@ -47,30 +51,19 @@ _SCHEMA: Final = (
     "CREATE INDEX tasks_of_owner ON tasks (owner, number)",
     "CREATE INDEX tasks_of_question ON tasks (owner, question) WHERE question IS NOT NULL",
     "CREATE INDEX tasks_by_expiry ON tasks (expires) WHERE expires IS NOT NULL",
-    # All that a poll needs: what was asked and answered may be large.
-    """
-    CREATE VIEW records AS SELECT number, task_id, owner, method, created, updated, status, message, finished,
-        retention, poll_interval, attempt, worker, lost, version, question FROM tasks
-    """,
+    # All that a poll needs: requests and outcomes may be large.
+    f"CREATE VIEW records AS SELECT number, {', '.join([*_FIXED[:-1], *_STATE])} FROM tasks",  # noqa: S608 - as below
     "CREATE TABLE owners (owner TEXT PRIMARY KEY, seen INTEGER NOT NULL)",
 )
 
-_INSERT: Final = """
-    INSERT INTO tasks (
-        task_id, owner, method, created, updated, status, message, finished, retention, poll_interval, attempt, worker,
-        lost, version, expires, question, request
-    ) VALUES (
-        :task_id, :owner, :method, :created, :updated, :status, :message, :finished, :retention, :poll_interval,
-        :attempt, :worker, :lost, :version, :expires, :question, :request
-    )
-"""
+_INSERT: Final = f"""
+    INSERT INTO tasks ({", ".join([*_FIXED, *_STATE])}) VALUES (:{", :".join([*_FIXED, *_STATE])})
+"""  # noqa: S608 - names of ours
 
-_UPDATE: Final = """
-    UPDATE tasks SET updated = :updated, status = :status, message = :message, finished = :finished,
-        attempt = :attempt, worker = :worker, lost = :lost, version = :version, expires = :expires,
-        outcome = coalesce(:outcome, outcome)
+_UPDATE: Final = f"""
+    UPDATE tasks SET {", ".join(f"{name} = :{name}" for name in _STATE)}, outcome = coalesce(:outcome, outcome)
     WHERE task_id = :task_id
-"""
+"""  # noqa: S608 - names of ours
 
 _ABANDONED: Final = """
     DELETE FROM tasks WHERE finished IS NULL AND owner NOT IN (SELECT value FROM json_each(:connected))
@@ -89,88 +82,78 @@ _COUNTS: Final = """
 
 
 _SECRETS: Final = (("tasks", "task_id", ("message", "request", "outcome")),)
-"""What is encrypted where there is a cipher."""
+"""The columns that a cipher encrypts."""
 
 
 class HostedFile:
-    """Hosted tasks of all servers. Whatever it returns from is on disk.
+    """Hosted tasks of all servers. Every change is durable on return.
 
-    Raises:
-        StoreUnavailable: The file cannot be used now, or another process has it. Any method may raise this.
-        StoreCorrupt: The file is not one of hosted tasks, or is corrupt. Any method may raise this.
+    Any method raises `StoreUnavailable` if the file cannot be used now, for example because another process has it, and
+    `StoreCorrupt` if it is another kind of file or corrupt.
     """
 
     def __init__(self, path: str | Path | None, cipher: Cipher | None = None) -> None:
         self._name = "the memory of hosted tasks" if path is None else str(path)
-        # What is in memory is nowhere at rest.
         self._sealer = Sealer(None if path is None else cipher)
         with self._translated():
             self._db = _open(None if path is None else Path(path), self._sealer.cipher)
-        # What is in memory stays for the next connection, and nobody is told when there is going to be none.
+        # A database in memory stays open for the next connection, for as long as this object.
         self._closed = finalize(self, self._db.close)
 
     def close(self) -> None:
-        """Close the file, and let another process have it. Safe to call twice."""
+        """Close the file, so that another process can open it. Safe to call twice."""
         self._closed()
 
     def add(self, record: TaskRecord, request: Mapping[str, Any], *, question: str | None = None) -> None:
-        """Keep a new task, with what was asked for, and which question of the server that is, if it says."""
+        """Add a task with its request, and the name of the server's question if there is one."""
         sealed = self._sealer.seal(bound_to("request", record.id), json.dumps(request))
         self._run(_INSERT, {**self._row(record), "question": question, "request": sealed})
 
     def asked(self, owner: str, question: str) -> TaskRecord | None:
-        """The last task that an owner asked for with this very question."""
+        """The last task of an owner with this question."""
         statement = "SELECT * FROM records WHERE owner = ? AND question = ? ORDER BY number DESC LIMIT 1"
         found = self._records(statement, (owner, question))
         return found[0] if found else None
 
     def save(self, record: TaskRecord, outcome: Mapping[str, Any] | None = None) -> None:
-        """Keep the next state of a task; its outcome, if it has one now."""
+        """Save the next state of a task, with its outcome if it has ended."""
         sealed = self._sealer.seal(bound_to("outcome", record.id), None if outcome is None else json.dumps(outcome))
         self._run(_UPDATE, {**self._row(record), "outcome": sealed})
 
     def get(self, owner: str, task_id: str) -> TaskRecord | None:
-        """A task of this owner."""
         found = self._records("SELECT * FROM records WHERE owner = ? AND task_id = ?", (owner, task_id))
         return found[0] if found else None
 
     def page(self, owner: str, *, after: int, limit: int) -> list[tuple[int, TaskRecord | None]]:
-        """The tasks of an owner in the order they were made, each with its number, from behind the number `after`; None
-        in place of one that cannot be read."""
+        """The tasks of an owner after a number, oldest first, with their numbers; None for one that cannot be read."""
         statement = "SELECT * FROM records WHERE owner = ? AND number > ? ORDER BY number LIMIT ?"
         return [(row["number"], self._read(row)) for row in self._run(statement, (owner, after, limit))]
 
     def unfinished(self, owner: str) -> list[TaskRecord]:
-        """The tasks of an owner that have not ended, oldest first."""
         statement = "SELECT * FROM records WHERE owner = ? AND finished IS NULL ORDER BY number"
         return self._records(statement, (owner,))
 
     def request(self, task_id: str) -> dict[str, Any]:
-        """What was asked for."""
         return self._json("request", task_id)
 
     def outcome(self, task_id: str) -> dict[str, Any]:
-        """How the task ended; empty if it has not, or was cancelled."""
+        """The outcome; empty if the task has not ended, or was cancelled."""
         return self._json("outcome", task_id)
 
     def counts(self, owner: str) -> tuple[int, int, int]:
-        """How many tasks of the owner have not ended, how many it has, and how many there are in all."""
+        """The number of the owner's unfinished tasks, of all its tasks, and of the tasks of all owners."""
         running, kept, total = self._run(_COUNTS, {"owner": owner})[0]
         return running, kept, total
 
     def saw(self, owner: str, now: datetime) -> None:
-        """Note that the owner is connected: its unfinished tasks are worked on."""
+        """Note that the owner is connected now."""
         self._run("INSERT OR REPLACE INTO owners (owner, seen) VALUES (?, ?)", (owner, _micros(now)))
 
     def delete_expired(self, now: datetime) -> None:
-        """Delete finished tasks whose time is over."""
         self._run("DELETE FROM tasks WHERE expires <= ?", (_micros(now),))
 
     def delete_abandoned(self, seen_before: datetime, *, connected: Iterable[str]) -> None:
-        """Delete what is not finished of servers that are not connected, and that stayed away for the time to keep it.
-
-        `seen_before` is now, less how old the news of a connection may be.
-        """
+        """Delete unfinished tasks of servers that were last connected longer ago, by their ttl, than `seen_before`."""
         here = json.dumps(list(connected))
         self._run(_ABANDONED, {"before": _micros(seen_before), "connected": here})
         self._run(_LEFT, {"connected": here})
@@ -185,7 +168,7 @@ class HostedFile:
         return [record for row in self._run(statement, values) if (record := self._read(row)) is not None]
 
     def _read(self, row: sqlite3.Row) -> TaskRecord | None:
-        """The task in a row. One that cannot be read is as good as gone, and takes no other with it."""
+        """The task in a row. One corrupt row affects no other."""
         try:
             return _record(row, self._sealer.open(bound_to("message", row["task_id"]), row["message"]))
         except (CannotDecrypt, EncryptionMismatch, ValueError, TypeError, OverflowError) as exc:
@@ -220,14 +203,14 @@ class HostedFile:
 def _open(path: Path | None, cipher: Cipher | None) -> sqlite3.Connection:
     if path is None:
         return _opened(None)
-    # For its owner alone: what servers asked and what people answered is in it.
+    # Private: it has the questions of servers and the answers of users.
     return open_sealed(path, cipher, _SECRETS, lambda: _opened(path))
 
 
 def _opened(path: Path | None) -> sqlite3.Connection:
     db = sqlite3.connect(":memory:" if path is None else path, isolation_level=None, timeout=LOCK_PATIENCE)
     db.row_factory = sqlite3.Row
-    # Text that is damaged is one task's trouble; the default refuses every row that was asked for with it.
+    # Invalid text affects one task; by default it makes the whole query fail.
     db.text_factory = _text
     try:
         _prepare(db, ":memory:" if path is None else str(path))
@@ -239,10 +222,10 @@ def _opened(path: Path | None) -> sqlite3.Connection:
 
 def _prepare(db: sqlite3.Connection, name: str) -> None:
     is_new = _is_new(db, name)
-    # Before WAL is entered: then no other process can even read, and none will wait for us.
+    # Before WAL mode, so that no other process can even read.
     db.execute("PRAGMA locking_mode = EXCLUSIVE")
     db.execute("PRAGMA journal_mode = WAL")
-    # A task is on disk before its server learns its id, and an answer before the server learns of it.
+    # A task is durable before its server gets its id, and an outcome before the server is told.
     db.execute("PRAGMA synchronous = FULL")
     db.execute("PRAGMA secure_delete = ON")
     db.execute("BEGIN IMMEDIATE")
@@ -301,7 +284,7 @@ def _record(row: sqlite3.Row, message: str | None) -> TaskRecord:
         finished_at=None if finished is None else _instant(finished),
         retention=None if retention is None else retention * _MICROSECOND,
         poll_interval=None if poll_interval is None else poll_interval * _MICROSECOND,
-        # SQLite keeps whatever is put into a column.
+        # SQLite columns hold values of any type.
         attempt=int(row["attempt"]),
         worker=row["worker"],
         lost=int(row["lost"]),

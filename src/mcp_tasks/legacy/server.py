@@ -40,12 +40,11 @@ from mcp_tasks.legacy.sessions import (
     render_created,
     render_detailed,
     render_error,
-    render_interrupted,
     render_result,
     render_task,
     status_of,
 )
-from mcp_tasks.legacy.shapes import VERSION, related_data
+from mcp_tasks.legacy.shapes import RESULT_INTERRUPTED, VERSION, related_data
 from mcp_tasks.legacy.streams import SessionStream
 from mcp_tasks.model.json import JsonObject, is_large
 from mcp_tasks.model.record import TaskRecord, TaskRequest, TaskStatus
@@ -162,11 +161,7 @@ async def list_tasks(
     runtime: TaskRuntime, owner: str | None, session: Session | None, cursor: object
 ) -> tuple[list[TaskRecord], str | None]:
     """A page of an owner's tasks, or without one of a session's: its own, then those that it adopted; and the cursor of
-    the next page.
-
-    Raises:
-        RpcError: -32602, the cursor is not one of ours.
-    """
+    the next page."""
     kind, place = _opened(cursor)
     if kind == _ADOPTED:
         if owner is not None or session is None:
@@ -329,11 +324,7 @@ class LegacyEra:
     # Creation
 
     async def _create(self, task: Any, ctx: RequestContext, call_next: CallNext) -> HandlerResult:
-        """Answer a call with `params.task`.
-
-        Raises:
-            RpcError: -32601 if it cannot be called as a task, -32602 for malformed params and refused arguments.
-        """
+        """Answer a call with `params.task`: -32601 if it cannot be a task, -32602 for malformed or refused params."""
         offers = self._parts.offers
         if ctx.method not in offers.methods():
             # 2025-11-25: where no capability was declared, the request MUST be processed as if `task` were not there.
@@ -363,7 +354,7 @@ class LegacyEra:
                 problem = None if offer.resolves else offer.problem_with(arguments)
                 if problem is not None:
                     raise RpcError(INVALID_PARAMS, f"{kind} {name!r} does not take these arguments: {problem}")
-                record = await self._launch_for_session(ctx, offer, request, owner, task)
+                record = await self._launch(ctx, offer, request, owner, task)
             except RpcError as exc:
                 self._protocol.refused(caller, ctx.method, exc)
                 raise
@@ -379,65 +370,46 @@ class LegacyEra:
         if offer is not None and offer.support == "required":
             raise RpcError(METHOD_NOT_FOUND, f"{kind} {name!r} can only be called as a task: add params.task")
 
-    async def _launch_for_session(
+    async def _launch(
         self, ctx: RequestContext, offer: Served, request: TaskRequest, owner: str | None, task: Mapping[str, Any]
     ) -> TaskRecord:
-        session = self._sessions.of(ctx)
-        task_id = new_task_id()
-        if session is None:
-            return await self._launch(offer, request, owner, task, task_id, None)
-        # Before there is a task: its tool may send something at once.
-        session.expect(task_id)
+        session, task_id = self._sessions.of(ctx), new_task_id()
+        if session is not None:
+            # Before there is a task: its tool may send something at once.
+            session.expect(task_id)
         try:
-            record = await self._launch(offer, request, owner, task, task_id, session.id)
-        except BaseException:
-            session.give_up(task_id)
-            raise
-        if record.id != task_id:
-            # The call's idempotency key had a task already.
-            session.give_up(task_id)
-        session.follow(record, progress_token(request_meta(ctx)), after=exchange_of(ctx))
-        return record
-
-    async def _launch(
-        self,
-        offer: Served,
-        request: TaskRequest,
-        owner: str | None,
-        task: Mapping[str, Any],
-        task_id: str,
-        session_id: str | None,
-    ) -> TaskRecord:
-        runtime = self._parts.runtime()
-        with refusing():
-            asked, own = take_key(request, owner)
-            record = await runtime.launch(
-                LaunchSpec(
-                    request=asked,
-                    owner=owner,
-                    retention=retention_of(task, offer),
-                    policy=offer.options,
-                    session=session_id,
-                    key=None if own is None else own.key,
-                    fingerprint=None if own is None else own.fingerprint,
-                    task_id=task_id,
+            with refusing():
+                asked, own = take_key(request, owner)
+                record = await self._parts.runtime().launch(
+                    LaunchSpec(
+                        request=asked,
+                        owner=owner,
+                        retention=retention_of(task, offer),
+                        policy=offer.options,
+                        session=None if session is None else session.id,
+                        key=None if own is None else own.key,
+                        fingerprint=None if own is None else own.fingerprint,
+                        task_id=task_id,
+                    )
                 )
-            )
-            if offer.may_refuse(request.arguments):
-                await self._refuse_misfits(record, offer, keep=own is not None)
+                if offer.may_refuse(request.arguments):
+                    await self._refuse_misfits(record, offer, keep=own is not None)
+        except BaseException:
+            if session is not None:
+                session.give_up(task_id)
+            raise
+        if session is not None:
+            if record.id != task_id:
+                # The call's idempotency key had a task already.
+                session.give_up(task_id)
+            session.follow(record, progress_token(request_meta(ctx)), after=exchange_of(ctx))
         return record
 
     async def _refuse_misfits(self, record: TaskRecord, offer: Served, *, keep: bool) -> None:
-        """Refuse a call whose arguments do not fit the tool's schema, once the SDK has refused them as well.
+        """Refuse a call with -32602 if the SDK refuses its arguments, and delete its task unless it is to be kept.
 
         A tool may take more than its schema says ("7" for a number), so only the attempt tells. A tool that was entered
         keeps its task, even if it reports an error: it may have done its work.
-
-        Args:
-            keep: Whether a repeated call must be refused in the same way.
-
-        Raises:
-            RpcError: -32602, with the SDK's message; the task is deleted unless it is kept.
         """
         runtime = self._parts.runtime()
         try:
@@ -512,7 +484,7 @@ class LegacyEra:
     async def _find(
         self, ctx: RequestContext, *, until_answered: bool = True, is_poll: bool = False, to_cancel: bool = False
     ) -> tuple[TaskRecord, Session | None]:
-        """The task that a request names. From now on the caller's session has it."""
+        """The task that a request names, which the caller's session has from now on."""
         caller, protocol = caller_of(ctx), self._protocol
         try:
             record = await protocol.find(caller, parse_task_id(ctx.params or {}), to_cancel=to_cancel)
@@ -553,10 +525,7 @@ class LegacyEra:
     async def _until_final(self, ctx: RequestContext, record: TaskRecord, session: Session | None) -> TaskRecord:
         """The task once it has ended. Until then, its questions are sent on the stream of this request if possible.
 
-        Raises:
-            UnknownTask: The task is gone.
-            TaskUnreadable: It cannot be read.
-            RpcError: -32802, the process has to exit, the client has left for good, or its token has expired.
+        Raises -32802 if the process has to exit, the client has left for good, or its token has expired.
         """
         if not ctx.session.can_send_request:
             # The answer can carry nothing else.
@@ -600,7 +569,8 @@ class LegacyEra:
                     # The SDK gives this only if the client can resume the stream.
                     await ctx.close_sse_stream()
                     return
-                found = render_interrupted(record.id, reason, _INTERRUPTED[reason])
+                data = related_data(record.id, {"reason": reason})
+                found = RpcError(RESULT_INTERRUPTED, _INTERRUPTED[reason], data)
                 group.cancel_scope.cancel()
 
             async def cut_off(ended: Callable[[], Awaitable[object]], stream: SessionStream) -> None:

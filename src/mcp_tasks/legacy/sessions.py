@@ -35,7 +35,6 @@ from mcp_tasks.legacy.shapes import (
     IMMEDIATE_RESPONSE,
     PROGRESS_NOTIFICATION,
     REQUEST_CANCELLED,
-    RESULT_INTERRUPTED,
     STATUS_NOTIFICATION,
     VERSION,
     named_result,
@@ -132,11 +131,6 @@ def render_cancelled(record: TaskRecord) -> RpcError:
     """The error of a cancelled task."""
     why = f": {record.status_message}" if record.status_message else ""
     return RpcError(REQUEST_CANCELLED, f"The task was cancelled{why}", related_data(record.id, None))
-
-
-def render_interrupted(task_id: str, reason: str, message: str) -> RpcError:
-    """The error of a `tasks/result` that ends before its task."""
-    return RpcError(RESULT_INTERRUPTED, message, related_data(task_id, {"reason": reason}))
 
 
 # ---- notifications of tools
@@ -300,13 +294,12 @@ class Followed:
     """A task that a session is told of, until it ends.
 
     Attributes:
-        told: The status that the session was last told.
-        token: The progress token of its call, if there is one.
-        progress: The last progress notification: the next must be more, also after the run was started again.
+        told: The last status that was sent, with the progress in `shown`.
+        token: The progress token of the call, with the last value sent in `progress`. The next must be more, also after
+            the run was started again.
         seen: The version of the task that was last read.
-        shown: The progress that was last told with the status.
-        next_status: The earliest time, in seconds of the event loop, for a status that only reports progress.
-        later: The timer of that status.
+        next_status: The earliest time, in seconds of the event loop, for a status that only reports progress; `later`
+            is its timer.
     """
 
     told: TaskStatus
@@ -316,14 +309,6 @@ class Followed:
     shown: Progress | None = None
     next_status: float = 0.0
     later: asyncio.TimerHandle | None = None
-
-
-@dataclass(slots=True)
-class _Adopted:
-    """A task that a session took in: its number, and until when it exists, if that is known."""
-
-    number: int
-    until: datetime | None
 
 
 class Session:
@@ -346,7 +331,8 @@ class Session:
         self._subscribers = subscribers
         self._calls = calls
         self._notices: dict[str, Notices] = {}
-        self._adopted: dict[str, _Adopted] = {}
+        # Tasks that it took in: their numbers, and until when they exist, if that is known.
+        self._adopted: dict[str, tuple[int, datetime | None]] = {}
         self._adoptions = 0
         self._listening: tuple[TaskRuntime, Inbox] | None = None
         self._starting: dict[str, asyncio.Task[None]] = {}
@@ -394,7 +380,7 @@ class Session:
         """Take in a task whose id the client presented, and tell it of that task. Twice changes nothing."""
         if record.session != self.id and record.id not in self._adopted:
             self._adoptions += 1
-            self._adopted[record.id] = _Adopted(self._adoptions, expires_at(record))
+            self._adopted[record.id] = self._adoptions, expires_at(record)
         # A task of its own may have been made by another of its tasks, and not by a call.
         if not record.is_final and record.id not in self.followed:
             self._follow(record, Followed(told=record.status), after)
@@ -402,19 +388,15 @@ class Session:
     def adopted(self, after: int = 0) -> Sequence[tuple[int, str]]:
         """The tasks that were taken in after the one with this number and still exist, with their numbers.
 
-        The numbers grow, and none is given twice, so each is a place in the list even when its task is gone.
-
-        Raises:
-            ValueError: No task had that number.
+        The numbers grow, so each is a place in the list even when its task is gone. `ValueError` if no task had it.
         """
         if not 0 <= after <= self._adoptions:
             raise ValueError(f"no task was taken in as number {after}")
         if self._listening is not None:
             now = self._listening[0].now()
-            gone = [task_id for task_id, task in self._adopted.items() if task.until is not None and task.until <= now]
-            for task_id in gone:
+            for task_id in [each for each, (_, until) in self._adopted.items() if until is not None and until <= now]:
                 del self._adopted[task_id]
-        return [(task.number, task_id) for task_id, task in self._adopted.items() if task.number > after]
+        return [(number, task_id) for task_id, (number, _) in self._adopted.items() if number > after]
 
     def ended(self, task_id: str, record: TaskRecord | None) -> None:
         """A task has ended, or (None) is gone: the client is told nothing more of it."""
@@ -425,7 +407,7 @@ class Session:
         if record is None:
             self._adopted.pop(task_id, None)
         elif task_id in self._adopted:
-            self._adopted[task_id].until = expires_at(record)
+            self._adopted[task_id] = self._adopted[task_id][0], expires_at(record)
 
     def doubt_own(self) -> None:
         """Messages on its own stream may not have arrived, and whether it is open is unknown."""
