@@ -10,7 +10,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeAlias, cast
 from weakref import WeakValueDictionary
@@ -97,18 +97,9 @@ _REFUSED: Final = frozenset({INVALID_REQUEST, METHOD_NOT_FOUND, INVALID_PARAMS, 
 """Errors that may be about the request and not the task, unless the task's status says that it failed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
-    """A request of the server that waits for its answer here."""
-
-    request_id: RequestId
-    method: str
-    params: JsonObject
-
-    @property
-    def shown(self) -> JsonObject:
-        """The question as a task's state shows it."""
-        return {"method": self.method, "params": {k: v for k, v in self.params.items() if k != "_meta"}}
+def _shown(question: JSONRPCRequest) -> JsonObject:
+    """A request of the server as a task's state shows it."""
+    return {"method": question.method, "params": {k: v for k, v in (question.params or {}).items() if k != "_meta"}}
 
 
 class LegacyTask:
@@ -132,7 +123,8 @@ class LegacyTask:
         self._waiting = 0
         self._last: TaskSnapshot | None = None
         self._progress: Progress | None = None
-        self._questions: dict[str, Question] = {}
+        # Requests of the server that wait for their answers here.
+        self._questions: dict[str, JSONRPCRequest] = {}
         # Bounded: a server may ask without end.
         self._given: BoundedDict[str, Mapping[str, Any] | ErrorData] = BoundedDict(MAX_QUESTIONS)
         self._asked: BoundedDict[str, bool] = BoundedDict(10 * MAX_QUESTIONS)
@@ -210,8 +202,8 @@ class LegacyTask:
             await self._reply(key, question, named)
         return True
 
-    async def _reply(self, key: str, question: Question, outcome: Mapping[str, Any] | ErrorData) -> None:
-        await self._wire.reply(question.request_id, outcome)
+    async def _reply(self, key: str, question: JSONRPCRequest, outcome: Mapping[str, Any] | ErrorData) -> None:
+        await self._wire.reply(question.id, outcome)
         self._questions.pop(key, None)
         self._given[key] = outcome
         self._held_back = False
@@ -245,8 +237,7 @@ class LegacyTask:
 
     def asks(self, request: JSONRPCRequest) -> bool:
         """Keep a question; False if there are too many."""
-        params = request.params or {}
-        said = mapping(params.get("_meta")).get(QUESTION_META_KEY)
+        said = mapping((request.params or {}).get("_meta")).get(QUESTION_META_KEY)
         # Otherwise the question has no name outside of this connection.
         key = said if isinstance(said, str) and said else f"{self._wire.new_id()}-asked"
         if key in self._given:
@@ -256,7 +247,7 @@ class LegacyTask:
         if key not in self._questions and len(self._questions) >= MAX_QUESTIONS:
             return False
         self._asked[key] = True
-        self._questions[key] = Question(request.id, request.method, dict(params))
+        self._questions[key] = request
         self._stirred.set()
         self._show()
         return True
@@ -264,7 +255,7 @@ class LegacyTask:
     def withdrawn(self, request_id: RequestId) -> bool:
         """The server cancels a request; whether it was a question of this task."""
         for key, question in self._questions.items():
-            if question.request_id == request_id:
+            if question.id == request_id:
                 del self._questions[key]
                 self._show()
                 return True
@@ -334,7 +325,7 @@ class LegacyTask:
             snapshot = replace(snapshot, progress=self._progress)
         if snapshot.is_final or not self._questions:
             return snapshot
-        asked = {key: question.shown for key, question in self._questions.items()}
+        asked = {key: _shown(question) for key, question in self._questions.items()}
         # A question that waits here counts, whatever status the server gives.
         return replace(snapshot, status=TaskStatus.INPUT_REQUIRED, input_requests=asked)
 
@@ -547,12 +538,7 @@ class LegacyTasks:
         return await self._start(params if meta is None else {**params, "_meta": dict(meta)}, ttl=ttl, timeout=timeout)
 
     async def tasks(self) -> AsyncIterator[TaskSnapshot]:
-        """The tasks that the server lists, without their outcomes.
-
-        Raises:
-            UsageError: The server does not list tasks.
-            InvalidResponse: Its list is not valid, or never ends.
-        """
+        """The tasks that the server lists, without their outcomes. `UsageError` if it does not list them."""
         if "list" not in mapping(self._capabilities):
             raise UsageError("this server does not list its tasks (tasks.list); a ledger has those that you started")
         cursor: object = None
@@ -572,7 +558,7 @@ class LegacyTasks:
     # Messages of the session
 
     def outgoing(self, message: JSONRPCMessage) -> JSONRPCMessage | None:
-        """See a message of the session, and take over its calls that become tasks."""
+        """See a message of the session. Its calls that become tasks are kept here."""
         match message:
             case JSONRPCRequest(method="initialize", id=request_id):
                 self._handshake = request_id
@@ -713,26 +699,17 @@ class LegacyTasks:
                 self._support[name] = cast(Support, said) if said in ("optional", "required") else "forbidden"
 
     async def _support_of(self, tool: str) -> Support:
-        """Whether a tool takes tasks; one that the server does not list does not.
-
-        Raises:
-            MCPError: The server does not list its tools.
-        """
-        if tool not in self._support:
-            async with self._listing:
-                if tool not in self._support:
-                    await self._list_tools()
+        """Whether a tool takes tasks. Raises the server's error if it does not list its tools."""
+        async with self._listing:
+            cursor: object = None
+            for _ in range(0 if tool in self._support else MAX_TOOL_PAGES):
+                params = {} if cursor is None else {"cursor": cursor}
+                page = await self._wire.request("tools/list", params, timeout=LIST_TIMEOUT)
+                self._saw_tools(page)
+                cursor = page.get("nextCursor")
+                if cursor is None:
+                    break
         return self._support.get(tool, "forbidden")
-
-    async def _list_tools(self) -> None:
-        cursor: object = None
-        for _ in range(MAX_TOOL_PAGES):
-            params = {} if cursor is None else {"cursor": cursor}
-            page = await self._wire.request("tools/list", params, timeout=LIST_TIMEOUT)
-            self._saw_tools(page)
-            cursor = page.get("nextCursor")
-            if cursor is None:
-                return
 
     # Creation
 

@@ -204,12 +204,7 @@ class HostedTasks:
         return self._servers[owner]
 
     def open(self) -> None:
-        """A connection begins.
-
-        Raises:
-            StoreUnavailable: The ledger cannot be used now; another process may have it.
-            StoreCorrupt: The ledger is another kind of file, or is corrupt.
-        """
+        """A connection begins. Raises `StoreError` if the ledger cannot be used."""
         self._file = self._file or HostedFile(self.hosting.ledger, self.hosting.cipher)
         self._connections += 1
         self.sweep()
@@ -290,14 +285,10 @@ class ServerTasks:
     def create(
         self, method: str, request: Mapping[str, Any], requested_ttl: timedelta | None, *, question: str | None = None
     ) -> TaskRecord:
-        """Accept a request as a task, and start its callback. Durable on return.
+        """Accept a request as a task, and start its callback. Durable on return. Raises `HostingFull` or `StoreError`.
 
         Our servers name the `question`. If a server asks it again, because it died before it had written down the id of
         the task, it gets the same task, and the user is not asked twice.
-
-        Raises:
-            HostingFull: A limit is reached.
-            StoreError: It cannot be kept.
         """
         file, hosting = self._hosted.file, self._hosted.hosting
         known = None if question is None else file.asked(self._owner, question)
@@ -323,11 +314,7 @@ class ServerTasks:
         return record
 
     def get(self, task_id: str) -> TaskRecord:
-        """A task of this server.
-
-        Raises:
-            UnknownTask: It does not exist, or has expired, or is another server's.
-        """
+        """A task of this server. `UnknownTask` if it does not exist, has expired, or is another server's."""
         record = self._hosted.file.get(self._owner, task_id)
         if record is None or self._is_expired(record):
             logger.info("%s asked for a task that it does not have", self._owner)
@@ -341,12 +328,7 @@ class ServerTasks:
         return records, found[PAGE - 1][0] if len(found) > PAGE else None
 
     def cancel(self, task_id: str) -> TaskRecord:
-        """Cancel a task and its callback. Durable on return.
-
-        Raises:
-            UnknownTask: As `get`.
-            TaskHasEnded: It has.
-        """
+        """Cancel a task and its callback. Durable on return. Raises `UnknownTask` or `TaskHasEnded`."""
         record = self.get(task_id)
         if record.is_final:
             raise TaskHasEnded(record)
@@ -356,11 +338,7 @@ class ServerTasks:
         return record
 
     async def end_of(self, task_id: str) -> tuple[TaskRecord, dict[str, Any]]:
-        """The task once it has ended, with its outcome: a `result`, an `error`, or neither if it was cancelled.
-
-        Raises:
-            UnknownTask: As `get`.
-        """
+        """The task once it has ended, with its outcome: a `result`, an `error`, or neither if it was cancelled."""
         record = self.get(task_id)
         if record.is_final:
             return record, self._hosted.file.outcome(task_id)
@@ -567,11 +545,7 @@ def cursor_at(position: int) -> str:
 
 
 def render_end(record: TaskRecord, outcome: Mapping[str, Any]) -> dict[str, Any]:
-    """The result of `tasks/result`: that of the request, with the task named.
-
-    Raises:
-        MCPError: The request ended in this error, or the task was cancelled.
-    """
+    """The result of `tasks/result`, or its error: that of the request, with the task named."""
     if record.status is TaskStatus.COMPLETED:
         return named_result(outcome.get("result") or {}, record.id)
     if record.status is TaskStatus.FAILED and "error" in outcome:
@@ -614,11 +588,7 @@ _METHODS: Final = frozenset({"tasks/get", "tasks/result", "tasks/list", "tasks/c
 
 class HostedPeer:
     """A handler of the messages of one connection: it declares that the client hosts tasks, and answers the server's
-    requests about them.
-
-    Raises:
-        StoreError: The ledger cannot be used.
-    """
+    requests about them. Raises `StoreError` if the ledger cannot be used."""
 
     def __init__(self, wire: Wire, hosted: HostedTasks, tasks: ServerTasks) -> None:
         self._wire = wire
@@ -780,9 +750,7 @@ class HostedPeer:
     async def run(self, record: TaskRecord, request: Mapping[str, Any]) -> dict[str, Any]:
         """Have the session's callback answer the plain request. Cancelled, it cancels the callback.
 
-        Raises:
-            CallbackFailed: The callback answered with an error.
-            ConnectionEnded: The connection ended.
+        Raises `CallbackFailed` if the callback answered with an error, and `ConnectionEnded`.
         """
         request_id = self._wire.new_id()
         answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()

@@ -14,6 +14,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from mcp.server.session import ServerSession
@@ -282,21 +283,14 @@ requests of sessions that are not known here are refused."""
 _SESSION_HEADER: Final = MCP_SESSION_ID_HEADER.encode()
 
 
+@dataclass(eq=False, slots=True)
 class _OwnedSession:
-    """A session with its owner.
+    """A session with its owner, the number of its requests that are being served, and when the last of them ended."""
 
-    Attributes:
-        in_flight: Requests that are being served, the open GET included.
-        used: When the last of them ended.
-    """
-
-    __slots__ = ("close", "in_flight", "owner", "used")
-
-    def __init__(self, owner: str | None, close: Callable[[], None]) -> None:
-        self.owner = owner
-        self.close = close
-        self.in_flight = 0
-        self.used = 0.0
+    owner: str | None
+    close: Callable[[], None]
+    in_flight: int = 0
+    used: float = 0.0
 
 
 class SessionsApp:
@@ -326,9 +320,11 @@ class SessionsApp:
             return
         session = self._owned.get(session_id)
         if session is None or session.owner != owner:
-            await self._serve(_with_unknown_session(scope), receive, send)
+            unknown = uuid.uuid4().hex.encode()
+            hidden = [(key, unknown if key.lower() == _SESSION_HEADER else value) for key, value in scope["headers"]]
+            await self._serve({**scope, "headers": hidden}, receive, send)
         else:
-            await self._use(session_id, session, scope, receive, send)
+            await self._use(session, session_id, scope, receive, send)
 
     # Owners
 
@@ -348,48 +344,38 @@ class SessionsApp:
             refusal = JSONResponse({"jsonrpc": "2.0", "id": None, "error": error}, status_code=429)
             await refusal(scope, receive, send)
             return
-        session = _OwnedSession(owner, close)
-        opened: str | None = None
+        await self._use(_OwnedSession(owner, close), None, scope, receive, send)
+
+    async def _use(
+        self, session: _OwnedSession, session_id: str | None, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Serve a request of a session; of one that the request opens, if it has no id yet."""
+        is_new, is_answered = session_id is None, False
+        statuses: list[int] = []
 
         async def watched(message: Message) -> None:
-            nonlocal opened
-            if message["type"] == "http.response.start" and message["status"] < 400:
-                opened = Headers(raw=message["headers"]).get(MCP_SESSION_ID_HEADER)
-                if opened is not None:
-                    # Before the client knows it: its next request may come at once.
-                    self._owned[opened] = session
+            nonlocal session_id
+            if message["type"] == "http.response.start":
+                statuses.append(message["status"])
+                if is_new and message["status"] < 400:
+                    session_id = Headers(raw=message["headers"]).get(MCP_SESSION_ID_HEADER)
+                    if session_id is not None:
+                        # Before the client knows it: its next request may come at once.
+                        self._owned[session_id] = session
             await send(message)
 
         session.in_flight += 1
-        is_answered = False
         try:
             await self._serve(scope, receive, watched)
             is_answered = True
         finally:
             session.in_flight -= 1
             session.used = time.monotonic()
-            if opened is None:
-                close()
-            elif not is_answered:
-                # The SDK ends a session whose first request was cut off.
-                self._forget(opened)
-
-    async def _use(self, session_id: str, session: _OwnedSession, scope: Scope, receive: Receive, send: Send) -> None:
-        statuses: list[int] = []
-
-        async def watched(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                statuses.append(message["status"])
-            await send(message)
-
-        session.in_flight += 1
-        try:
-            await self._serve(scope, receive, watched)
-        finally:
-            session.in_flight -= 1
-            session.used = time.monotonic()
             is_deleted = scope["method"] == "DELETE" and any(200 <= status < 300 for status in statuses)
-            if is_deleted or 404 in statuses:
+            # The SDK ends a session whose first request was cut off.
+            if session_id is None:
+                session.close()
+            elif is_deleted or 404 in statuses or (is_new and not is_answered):
                 self._forget(session_id)
 
     def _sweep(self) -> None:
@@ -492,9 +478,3 @@ def _until(expired: asyncio.Event, receive: Receive) -> Callable[[], Awaitable[M
             over.cancel()
 
     return until_expired
-
-
-def _with_unknown_session(scope: Scope) -> Scope:
-    unknown = uuid.uuid4().hex.encode()
-    headers = [(name, unknown if name.lower() == _SESSION_HEADER else value) for name, value in scope["headers"]]
-    return {**scope, "headers": headers}
