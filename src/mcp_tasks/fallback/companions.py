@@ -436,12 +436,12 @@ class Companions:
         self._answers = {names.status: self._status, names.cancel: self._cancel, names.answer: self._answer}
         self._taken = {tool["name"]: list(tool["inputSchema"]["properties"]) for tool in definitions(names)}
 
-    def names_for(self, ways: Fallback, caller: Caller | None) -> CompanionNames | None:
+    def names_for(self, options: Fallback, caller: Caller | None) -> CompanionNames | None:
         """The companion tools that a call's caller is told of, if it has any; None for the caller of a companion."""
-        is_there = self.shown == "always" or (self.shown == "auto" and may_hand_over(ways))
+        is_there = self.shown == "always" or (self.shown == "auto" and may_hand_over(options))
         if not is_there or not (caller is None or self.is_shown_to(caller)):
             return None
-        return names_with(self._prefix, may_answer=ways.model_may_answer)
+        return names_with(self._prefix, may_answer=options.model_may_answer)
 
     def is_shown_to(self, caller: Caller) -> bool:
         """Whether a caller sees the companion tools."""
@@ -481,10 +481,12 @@ class Companions:
 
     async def _present(self, is_modern: bool | None = None) -> CompanionNames | None:
         """Their names; None if no tool needs them."""
-        needing = [ways for ways in await self._catalogue.fallbacks() if may_hand_over(ways, is_modern=is_modern)]
+        needing = [
+            options for options in await self._catalogue.fallbacks() if may_hand_over(options, is_modern=is_modern)
+        ]
         if self.shown == "never" or (self.shown == "auto" and not needing):
             return None
-        return names_with(self._prefix, may_answer=any(ways.model_may_answer for ways in needing))
+        return names_with(self._prefix, may_answer=any(options.model_may_answer for options in needing))
 
     async def answer(
         self, name: str, arguments: JsonObject, ctx: RequestContext, caller: Caller
@@ -551,8 +553,8 @@ class Companions:
         self, given: Arguments, names: CompanionNames, ctx: RequestContext, caller: Caller
     ) -> dict[str, Any]:
         record = await self._find(given, caller)
-        ways = await self._catalogue.fallback(record.name)
-        if ways is None or not ways.model_may_answer:
+        options = await self._catalogue.fallback(record.name)
+        if options is None or not options.model_may_answer:
             raise BadArguments(
                 f"What the tool {tool_name(record.name)} asks is for the user alone, and you may not answer it. Tell "
                 "the user about the question."
@@ -587,11 +589,13 @@ class Companions:
         return f"{said} To list your tasks, call the tool {tool_name(names.status)} without a task_id."
 
 
-def may_hand_over(ways: Fallback, *, is_modern: bool | None = None) -> bool:
+def may_hand_over(options: Fallback, *, is_modern: bool | None = None) -> bool:
     """Whether a call may be answered with a handle: one of 2026-07-28, of an older version, or (None) of any."""
-    return ways.handle and ((ways.modern or ways.older) if is_modern is None else answers_for(ways, is_modern))
+    return options.handle and (
+        (options.modern or options.older) if is_modern is None else answers_for(options, is_modern)
+    )
 
 
-def answers_for(ways: Fallback, is_modern: bool) -> bool:
+def answers_for(options: Fallback, is_modern: bool) -> bool:
     """Whether calls of 2026-07-28, or of older versions, are answered by a task."""
-    return ways.modern if is_modern else ways.older
+    return options.modern if is_modern else options.older

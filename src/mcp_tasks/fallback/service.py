@@ -135,7 +135,7 @@ class FallbackService:
         """
         await self.companions.check_names(tools)
         may_warn = self.companions.shown == "never" and not self._has_warned
-        if may_warn and any(ways.model_may_answer for ways in await self._catalogue.fallbacks()):
+        if may_warn and any(options.model_may_answer for options in await self._catalogue.fallbacks()):
             self._has_warned = True
             logger.warning(
                 'model_may_answer=True has no effect with Tasks(companions="never"): a model answers with a companion '
@@ -269,8 +269,8 @@ class FallbackService:
             UnknownTask: The task is gone.
             LimitExceeded: Too many requests of its owner wait.
         """
-        ways = await self._catalogue.fallback(record.name) or Fallback()
-        waiting = WaitingRequest(self, ctx, caller, ways, at_most=timedelta(seconds=seconds), since=since)
+        options = await self._catalogue.fallback(record.name) or Fallback()
+        waiting = WaitingRequest(self, ctx, caller, options, at_most=timedelta(seconds=seconds), since=since)
         with self.limiting.waiting(record.owner):
             return await waiting.resume(record)
 
@@ -351,7 +351,7 @@ class FallbackService:
             tools = [*tools, *companions]
         shown = result if tools is listed else {**result, "tools": tools}
         may_vary = is_modern and (tools is not listed or result.get("cacheScope") == "public")
-        if may_vary and any(answers_for(ways, True) for ways in await self._catalogue.fallbacks()):
+        if may_vary and any(answers_for(options, True) for options in await self._catalogue.fallbacks()):
             # Otherwise a cache may give one caller the list that was made for another.
             return {**shown, "cacheScope": "private"}
         return shown
@@ -364,8 +364,8 @@ class FallbackService:
         wider: dict[int, dict[str, Any]] = {}
         for place, tool in enumerate(listed):
             schema = tool.get("outputSchema")
-            ways = await self._catalogue.fallback(tool["name"]) if isinstance(schema, Mapping) else None
-            if ways is not None and answers_for(ways, is_modern):
+            options = await self._catalogue.fallback(tool["name"]) if isinstance(schema, Mapping) else None
+            if options is not None and answers_for(options, is_modern):
                 wider[place] = {**tool, "outputSchema": widened(cast("Mapping[str, Any]", schema))}
         return [wider.get(place, tool) for place, tool in enumerate(listed)] if wider else listed
 

@@ -164,13 +164,10 @@ class RequestDeadline:
     """How long one request may wait, and what may come after.
 
     Args:
-        host: The caller's host; None if it is not known.
-        unknown: What is expected of an unknown host.
+        host: The caller's host; None if it is not known, when `unknown` is expected of it.
         trip: The round trip that this is; None if the caller cannot come back.
         began: When the request began, in seconds of the monotonic clock.
-        now: The wall-clock time, which states carry from one request to the next.
         wanted: How long the caller wants to wait, if it says so.
-        is_sent_progress: Whether the caller is sent progress.
 
     Attributes:
         window: Since when the host's limit for the whole call counts.
@@ -236,30 +233,9 @@ def _shorter(one: timedelta, other: timedelta | None) -> timedelta:
     return one if other is None else min(one, other)
 
 
-# ---- resumed
-
-
 SOON: Final = timedelta(milliseconds=50)
 SELDOM: Final = timedelta(seconds=2)
 """The first and the longest pause between two reads while the store is unavailable."""
-
-
-async def find_patiently(
-    runtime: TaskRuntime, task_id: str, owner: str | None, limit: timedelta | None
-) -> TaskRecord | None:
-    """The owner's task of that id; None if the store is unavailable for as long as `limit`.
-
-    Raises:
-        UnknownTask: This owner has no such task.
-    """
-    with anyio.move_on_after(None if limit is None else limit.total_seconds()):
-        for failures in itertools.count():
-            try:
-                return await runtime.get(task_id, owner=owner)
-            except StoreUnavailable as exc:
-                logger.debug("task %s… cannot be read now: %s", task_id[:12], exc)
-            await anyio.sleep(backoff(failures, base=SOON, limit=SELDOM).total_seconds())
-    return None
 
 
 class ResumedAnswers:
@@ -273,8 +249,8 @@ class ResumedAnswers:
     async def take(self, record: TaskRecord, params: JsonObject, limit: timedelta | None) -> bool:
         """Write down the answers in the params of a request; whether they are written within `limit`.
 
-        An answer that does not fit its question is given to the tool. If an answer cannot be written yet, that goes on
-        after the request: its user is not asked again, by later requests either.
+        An answer that does not fit its question is given to the tool. One that cannot be written yet is written after
+        the request: its user is not asked again.
         """
         brought = params.get("inputResponses")
         answers: Mapping[str, Any] = cast("Mapping[str, Any]", brought) if isinstance(brought, Mapping) else {}
@@ -377,12 +353,20 @@ class WaitingRequest:
         return None if self._state is None else self._state.nonce
 
     async def find(self, task_id: str, owner: str | None) -> TaskRecord | None:
-        """The task that the request came back for; None if the store is unavailable for as long as it can wait.
+        """The owner's task that the request came back for; None if the store is unavailable for as long as it can wait.
 
         Raises:
             UnknownTask: The task is gone.
         """
-        return await find_patiently(self._runtime, task_id, owner, self.time.remaining)
+        limit = self.time.remaining
+        with anyio.move_on_after(None if limit is None else limit.total_seconds()):
+            for failures in itertools.count():
+                try:
+                    return await self._runtime.get(task_id, owner=owner)
+                except StoreUnavailable as exc:
+                    logger.debug("task %s… cannot be read now: %s", task_id[:12], exc)
+                await anyio.sleep(backoff(failures, base=SOON, limit=SELDOM).total_seconds())
+        return None
 
     async def resume(self, record: TaskRecord) -> dict[str, Any]:
         """Take the answers that the request came with, and answer. Raises what `answer` raises."""

@@ -22,7 +22,6 @@ from mcp.server.streamable_http import LAST_EVENT_ID_HEADER, MCP_SESSION_ID_HEAD
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared.inbound import MCP_PROTOCOL_VERSION_HEADER
 from mcp_types import RequestId
-from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
@@ -36,6 +35,7 @@ from mcp_tasks.protocol.errors import to_error_data
 from mcp_tasks.protocol.listen import expiry
 from mcp_tasks.protocol.methods import TasksProtocol
 from mcp_tasks.protocol.owners import Caller
+from mcp_tasks.protocol.versions import VERSIONS
 from mcp_tasks.server.questions import ClientStream, SentQuestion
 from mcp_tasks.server.sdk import Exchange, PlainNotification, authenticated, watch_exchange
 
@@ -310,7 +310,7 @@ class SessionsApp:
         headers = Headers(scope=scope)
         version = headers.get(MCP_PROTOCOL_VERSION_HEADER)
         # Newer versions have no sessions.
-        has_sessions = version is None or version in HANDSHAKE_PROTOCOL_VERSIONS
+        has_sessions = version is None or (version in VERSIONS and not VERSIONS[version].has_extension)
         if scope["type"] != "http" or not has_sessions or self._manager.stateless:
             await self._serve(scope, receive, send)
             return
