@@ -54,8 +54,7 @@ from mcp_tasks.protocol.shapes import (
     MAY_HAVE_HAPPENED,
     REPEATED_META_KEY,
     UNAVAILABLE,
-    CancelTaskParams,
-    GetTaskParams,
+    TaskParams,
     TaskSnapshot,
     UpdateTaskParams,
     parse_task,
@@ -459,7 +458,7 @@ class ModernTask:
         self._hub = hub
 
     async def get(self) -> TaskSnapshot:
-        snapshot = parse_task(await self._send("tasks/get", GetTaskParams(taskId=self._id)))
+        snapshot = parse_task(await self._send("tasks/get", TaskParams(taskId=self._id)))
         if snapshot.id != self._id:
             raise InvalidResponse(f"asked for task {self._id}, and the server answered with task {snapshot.id}")
         return snapshot
@@ -481,7 +480,7 @@ class ModernTask:
             raise
 
     async def cancel(self) -> None:
-        await self._send("tasks/cancel", CancelTaskParams(taskId=self._id))
+        await self._send("tasks/cancel", TaskParams(taskId=self._id))
 
     async def ask(self, key: str, request: JsonObject) -> dict[str, Any]:
         try:

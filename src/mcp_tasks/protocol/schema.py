@@ -225,20 +225,13 @@ class _Work(FormatChecker):
             raise Uncheckable(f"the check takes more than {self.most:,} steps")
 
 
-def _counted(rule: _Rule) -> _Rule:
-    def counted(validator: Any, rules: Any, instance: Any, schema: Any) -> Iterator[ValidationError] | None:
-        validator.format_checker.count()
-        return rule(validator, rules, instance, schema)
-
-    return counted
-
-
-def _reference(rule: _Rule) -> _Rule:
-    def counted(validator: Any, reference: Any, instance: Any, schema: Any) -> Iterator[ValidationError] | None:
-        # A name is looked for in the whole schema, each time.
-        is_pointer = reference == "#" or str(reference).startswith("#/")
-        validator.format_checker.count(1 if is_pointer else validator.format_checker.parts)
-        return rule(validator, reference, instance, schema)
+def _counted(name: str, rule: _Rule) -> _Rule:
+    def counted(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[ValidationError] | None:
+        work = validator.format_checker
+        # A name is looked for in the whole schema, each time; a pointer leads there.
+        is_search = name in _REFERENCES and not (value == "#" or str(value).startswith("#/"))
+        work.count(work.parts if is_search else 1)
+        return rule(validator, value, instance, schema)
 
     return counted
 
@@ -317,10 +310,7 @@ _RULES: Final[Mapping[str, _Rule]] = {
 
 _Validator: Final = cast(
     "Callable[..., Validator]",
-    extend(
-        Draft202012Validator,
-        {name: (_reference if name in _REFERENCES else _counted)(rule) for name, rule in _RULES.items()},
-    ),
+    extend(Draft202012Validator, {name: _counted(name, rule) for name, rule in _RULES.items()}),
 )
 
 
@@ -344,11 +334,42 @@ _UNTAMED: Final = frozenset(
 def is_tame(schema: Any) -> bool:
     """Whether any validator is soon done with the schema: it is small with all that it refers to, has no patterns, and
     leads neither back to itself nor elsewhere."""
+    left = MOST_NODES
+
+    def visit(node: Any, stack: tuple[str, ...]) -> None:
+        """Go through a part, to which the references of `stack` led."""
+        nonlocal left
+        left -= 1
+        if left < 0 or len(stack) > DEEPEST:
+            raise _Untamed("it is too large")
+        if isinstance(node, list):
+            for inner in cast("list[Any]", node):
+                visit(inner, stack)
+        if not isinstance(node, Mapping):
+            return
+        keywords = cast("Mapping[str, Any]", node)
+        if keywords.keys() & _UNTAMED or ("$id" in keywords and node is not schema):
+            raise _Untamed("it has keywords of which the cost cannot be told")
+        for keyword, value in keywords.items():
+            if keyword == "$ref":
+                if value in stack:
+                    raise _Untamed("it leads back to itself")
+                visit(target_of(value, schema), (*stack, value))
+            elif keyword in _NAMED_BY_AUTHORS and isinstance(value, Mapping):
+                for inner in cast("Mapping[str, Any]", value).values():
+                    visit(inner, stack)
+            elif keyword not in _NO_SCHEMAS:
+                visit(value, stack)
+
     try:
-        _Walk(schema).walk(schema, ())
-    except (_Untamed, RecursionError):
+        visit(schema, ())
+    except (_Untamed, LookupError, RecursionError):
         return False
     return True
+
+
+class _Untamed(Exception):
+    pass
 
 
 def target_of(reference: object, root: Any) -> Any:
@@ -369,47 +390,3 @@ def target_of(reference: object, root: Any) -> Any:
         else:
             raise LookupError(f"{reference[:80]!r} is not in the schema")
     return target
-
-
-class _Untamed(Exception):
-    pass
-
-
-class _Walk:
-    """Goes through a schema with all that it refers to, for so many steps."""
-
-    def __init__(self, root: Any) -> None:
-        self._root = root
-        self._left = MOST_NODES
-
-    def walk(self, node: Any, stack: tuple[str, ...]) -> None:
-        """Go through a part, to which the references of `stack` led."""
-        self._left -= 1
-        if self._left < 0 or len(stack) > DEEPEST:
-            raise _Untamed("it is too large")
-        if isinstance(node, list):
-            for inner in cast("list[Any]", node):
-                self.walk(inner, stack)
-        elif isinstance(node, Mapping):
-            self._walk_object(cast("Mapping[str, Any]", node), stack)
-
-    def _walk_object(self, node: Mapping[str, Any], stack: tuple[str, ...]) -> None:
-        if node.keys() & _UNTAMED or ("$id" in node and node is not self._root):
-            raise _Untamed("it has keywords of which the cost cannot be told")
-        for keyword, value in node.items():
-            if keyword == "$ref":
-                self._follow(value, stack)
-            elif keyword in _NAMED_BY_AUTHORS and isinstance(value, Mapping):
-                for inner in cast("Mapping[str, Any]", value).values():
-                    self.walk(inner, stack)
-            elif keyword not in _NO_SCHEMAS:
-                self.walk(value, stack)
-
-    def _follow(self, reference: Any, stack: tuple[str, ...]) -> None:
-        if reference in stack:
-            raise _Untamed("it leads back to itself")
-        try:
-            target = target_of(reference, self._root)
-        except LookupError as exc:
-            raise _Untamed(str(exc)) from None
-        self.walk(target, (*stack, reference))

@@ -70,20 +70,12 @@ class AnyParams(RequestParams):
 
 
 class TaskParams(RequestParams):
-    """What every tasks method takes: which task."""
+    """Params of `tasks/get` and `tasks/cancel`."""
 
     # Lax mode would take 7 for "7"; the schema says string.
     model_config: ClassVar[ConfigDict] = ConfigDict(strict=True)
 
     task_id: str = Field(alias="taskId")
-
-
-class GetTaskParams(TaskParams):
-    """Params of `tasks/get`."""
-
-
-class CancelTaskParams(TaskParams):
-    """Params of `tasks/cancel`."""
 
 
 class UpdateTaskParams(TaskParams):

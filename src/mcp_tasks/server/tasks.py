@@ -74,85 +74,12 @@ from mcp_tasks.stores import Store
 from mcp_tasks.stores.url import callers_globals, origin_of
 from mcp_tasks.telemetry.telemetry import Metrics
 
-# ---- marking
-# What an author says of tools, prompts and resources: that their calls may become tasks, and how.
-
-
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
-
-
-class Marking:
-    """What a `Tasks` object does to mark what a server has."""
-
-    _catalogue: Catalogue
-
-    def task(
-        self, *misplaced: Never, name: str | None = None, kind: Kind = "tool", **options: Unpack[ToolOptions]
-    ) -> Callable[[FunctionT], FunctionT]:
-        """Mark a tool: its calls may become tasks. Goes under `@server.tool()`; the tool stays as it is.
-
-        With `kind=`, mark a prompt or a resource in the same way, under `@server.prompt()` or `@server.resource(...)`.
-
-        Args:
-            name: The tool that is marked, by its name. Needed only where the function does not tell: for two functions
-                of the same name, or for a tool that is a wrapper with a signature of its own. For a prompt or a
-                resource, the name that it is registered under, if that is not the function's.
-            kind: What the function is registered as.
-            options: See `ToolOptions`.
-
-        Raises:
-            InvalidOption: The parentheses are missing, the name is not a keyword, or another function is marked under
-                the same name.
-            InvalidOption: There is no such option, or it has a value that it cannot have.
-        """
-        for wrong in misplaced:
-            if isinstance(wrong, str):
-                raise InvalidOption(f"the name is a keyword: @tasks.task(name={wrong!r})")
-            raise InvalidOption("@tasks.task is called before it decorates: write @tasks.task(), with parentheses")
-        if name is not None:
-            check_text("name", name)
-        check_choice("kind", kind, get_args(Kind))
-        chosen = options_from("@tasks.task", options, self._catalogue.usual, also=["name", "kind"])
-
-        def mark(function: FunctionT) -> FunctionT:
-            if kind != "tool":
-                self._catalogue.add(kind, Mark(name=name or function.__name__, options=chosen))
-                return function
-            resolves = resolves_parameters(function)
-            self._catalogue.add(
-                "tool",
-                Mark(
-                    name=name or function.__name__,
-                    is_named=name is not None,
-                    options=chosen,
-                    function=function,
-                    resolves=resolves,
-                    declares_asking=asks_by_returning(function),
-                ),
-            )
-            return cast(FunctionT, stop_at_body(function)) if resolves else function
-
-        return mark
-
-    def mark(self, name: str, *, kind: Kind = "tool", **options: Unpack[ToolOptions]) -> None:
-        """Mark a tool by its name, for tools that are not functions. Replaces what was said of the tool before.
-
-        With `kind=`, mark a prompt by its name, or a resource by its name, its URI, or the template of its URI.
-
-        Raises:
-            InvalidOption: There is no such option, or it has a value that it cannot have.
-        """
-        check_text("the name that tasks.mark takes", name)
-        check_choice("kind", kind, get_args(Kind))
-        chosen = options_from("tasks.mark", options, self._catalogue.usual, also=["kind"])
-        self._catalogue.set(kind, name, chosen)
-
-
 RequestContext: TypeAlias = ServerRequestContext[Any, Any]
 StateT = TypeVar("StateT")
 
 
-class Tasks(Marking, LocalCalls, Working, Extension):
+class Tasks(LocalCalls, Working, Extension):
     """Makes tools of a server durable tasks (SEP-2663); prompts and resources too, where a caller can have them so.
 
     Args:
@@ -326,6 +253,67 @@ class Tasks(Marking, LocalCalls, Working, Extension):
         self._is_wired = False
 
     # What the author calls
+
+    def task(
+        self, *misplaced: Never, name: str | None = None, kind: Kind = "tool", **options: Unpack[ToolOptions]
+    ) -> Callable[[FunctionT], FunctionT]:
+        """Mark a tool: its calls may become tasks. Goes under `@server.tool()`; the tool stays as it is.
+
+        With `kind=`, mark a prompt or a resource in the same way, under `@server.prompt()` or `@server.resource(...)`.
+
+        Args:
+            name: The tool that is marked, by its name. Needed only where the function does not tell: for two functions
+                of the same name, or for a tool that is a wrapper with a signature of its own. For a prompt or a
+                resource, the name that it is registered under, if that is not the function's.
+            kind: What the function is registered as.
+            options: See `ToolOptions`.
+
+        Raises:
+            InvalidOption: The parentheses are missing, the name is not a keyword, or another function is marked under
+                the same name.
+            InvalidOption: There is no such option, or it has a value that it cannot have.
+        """
+        for wrong in misplaced:
+            if isinstance(wrong, str):
+                raise InvalidOption(f"the name is a keyword: @tasks.task(name={wrong!r})")
+            raise InvalidOption("@tasks.task is called before it decorates: write @tasks.task(), with parentheses")
+        if name is not None:
+            check_text("name", name)
+        check_choice("kind", kind, get_args(Kind))
+        chosen = options_from("@tasks.task", options, self._catalogue.usual, also=["name", "kind"])
+
+        def mark(function: FunctionT) -> FunctionT:
+            if kind != "tool":
+                self._catalogue.add(kind, Mark(name=name or function.__name__, options=chosen))
+                return function
+            resolves = resolves_parameters(function)
+            self._catalogue.add(
+                "tool",
+                Mark(
+                    name=name or function.__name__,
+                    is_named=name is not None,
+                    options=chosen,
+                    function=function,
+                    resolves=resolves,
+                    declares_asking=asks_by_returning(function),
+                ),
+            )
+            return cast(FunctionT, stop_at_body(function)) if resolves else function
+
+        return mark
+
+    def mark(self, name: str, *, kind: Kind = "tool", **options: Unpack[ToolOptions]) -> None:
+        """Mark a tool by its name, for tools that are not functions. Replaces what was said of the tool before.
+
+        With `kind=`, mark a prompt by its name, or a resource by its name, its URI, or the template of its URI.
+
+        Raises:
+            InvalidOption: There is no such option, or it has a value that it cannot have.
+        """
+        check_text("the name that tasks.mark takes", name)
+        check_choice("kind", kind, get_args(Kind))
+        chosen = options_from("tasks.mark", options, self._catalogue.usual, also=["kind"])
+        self._catalogue.set(kind, name, chosen)
 
     @overload
     def wiring(self, *, extensions: Sequence[Extension] = ()) -> Wiring[dict[str, Any]]: ...

@@ -46,11 +46,12 @@ from mcp_types import (
     TextResourceContents,
     Tool,
 )
-from mcp_types.version import LATEST_MODERN_VERSION, MODERN_PROTOCOL_VERSIONS
+from mcp_types.version import LATEST_MODERN_VERSION
 
 from mcp_tasks.errors import StepError, TasksError
 from mcp_tasks.model.json import valid_text
 from mcp_tasks.protocol.errors import to_error_data
+from mcp_tasks.protocol.versions import version_of
 from mcp_tasks.quiet import get_logger, quietly, what
 
 logger: Final = get_logger(__name__)
@@ -300,8 +301,8 @@ async def _prompt(
         raise
     except Exception as exc:
         logger.info("prompt %r failed", params.name)
-        is_modern = context.request_context.protocol_version in MODERN_PROTOCOL_VERSIONS
-        code = INTERNAL_ERROR if is_modern else _UNEXPECTED_BEFORE
+        version = version_of(context.request_context.protocol_version)
+        code = INTERNAL_ERROR if version.marks_results else _UNEXPECTED_BEFORE
         raise MCPError(code, valid_text(str(exc))) from exc
 
 

@@ -43,7 +43,7 @@ from mcp_types import (
     RequestParamsMeta,
 )
 from mcp_types import methods as mcp_methods
-from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, LATEST_MODERN_VERSION, MODERN_PROTOCOL_VERSIONS
+from mcp_types.version import LATEST_MODERN_VERSION
 from pydantic import BaseModel, Field, RootModel, ValidationError, create_model
 
 from mcp_tasks._utils import BoundedDict, short_id
@@ -54,6 +54,7 @@ from mcp_tasks.model.record import InputRequest
 from mcp_tasks.protocol.answers import warn_of_schema
 from mcp_tasks.protocol.errors import RpcError, describe, to_error_data
 from mcp_tasks.protocol.shapes import encode_plain
+from mcp_tasks.protocol.versions import version_of
 from mcp_tasks.quiet import get_logger, quietly, what
 from mcp_tasks.runtime import AskedOnCall, Asking, Ending, Failure, Run, Success
 from mcp_tasks.runtime.context import current_run
@@ -421,7 +422,8 @@ def check_askable(question: InputRequest, request: TaskRequest) -> None:
         require_capability(question, request.client_capabilities)
     except RpcError as exc:
         # The capabilities came with a handshake that was not kept, and there is no way back to the client.
-        if request.client_info in (None, UNKNOWN_CLIENT) and request.protocol_version in HANDSHAKE_PROTOCOL_VERSIONS:
+        is_unknown = request.client_info in (None, UNKNOWN_CLIENT)
+        if is_unknown and not version_of(request.protocol_version).describes_client:
             raise RpcError(
                 MISSING_REQUIRED_CLIENT_CAPABILITY,
                 f"{_ASKS_WITH}{question.method}, and this server is stateless: over it, a client of "
@@ -637,7 +639,7 @@ class _IsAskedOnCall(Exception):
 
 def _neutral_result(request: TaskRequest, result: Any) -> JsonObject:
     """The result as the newest version has it, which can express most, without its mark."""
-    is_modern = request.protocol_version in MODERN_PROTOCOL_VERSIONS
+    is_modern = version_of(request.protocol_version).marks_results
     with _returned_by(request.name):
         if isinstance(result, BaseModel):
             dumped = _dumped(result)

@@ -17,7 +17,6 @@ from mcp.server.transport_security import TransportSecurityMiddleware
 from mcp.shared.inbound import InboundModernRoute, classify_inbound_request, find_duplicated_routing_header
 from mcp_types import CallToolRequestParams, SubscriptionsListenRequestParams
 from mcp_types import methods as mcp_methods
-from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from opentelemetry.propagate import extract
 from pydantic import BaseModel
 from pydantic_core import PydanticSerializationError, to_json
@@ -26,9 +25,8 @@ from starlette.types import Scope
 
 from mcp_tasks._utils import BoundedDict
 from mcp_tasks.protocol.shapes import EXTENSION_ID, NAME_HEADER, AnyParams
+from mcp_tasks.protocol.versions import version_of
 from mcp_tasks.server.fast_path.requests import HandedOver, Handover, RpcRequest, parse_request
-
-_MODERN: Final = frozenset(MODERN_PROTOCOL_VERSIONS)
 
 _JUDGED: Final = frozenset({b"accept", b"content-type", b"host", b"origin", b"mcp-protocol-version", b"mcp-method"})
 """Headers that a verdict depends on, beside those that are looked at on every request."""
@@ -133,8 +131,8 @@ class Admission:
         """Whether the SDK lets a POST with these headers in."""
         # Nothing else of the request may count: the verdict is that of all requests with these headers.
         request = Request({**scope, "headers": judged})
-        version = request.headers.get("mcp-protocol-version")
-        if version not in _MODERN:
+        version = request.headers.get("mcp-protocol-version", "")
+        if not version_of(version).has_extension:
             return Handover.OTHER_WIRE
         method = request.headers.get("mcp-method")
         if method not in _SHAPES:
