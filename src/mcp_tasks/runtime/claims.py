@@ -84,6 +84,7 @@ class Claims:
     Attributes:
         claiming: Tasks that this process is claiming: the store may have the claim long before its answer comes.
         closed: Whether nothing more is claimed.
+        made: Tasks that were created as claimed, and are about to be run.
     """
 
     def __init__(self, runtime: TaskRuntime) -> None:
@@ -98,20 +99,12 @@ class Claims:
         self._background = BackgroundTasks()
         self._asking: set[asyncio.Task[Any]] = set()
         self._unconfirmed: BoundedDict[str, tuple[WriteId, float]] = BoundedDict(MAX_UNCONFIRMED)
-        self._made: dict[str, tuple[TaskRecord, TaskRequest, TaskOptions]] = {}
+        self.made: dict[str, tuple[TaskRecord, TaskRequest, TaskOptions]] = {}
         self._crowded_out: dict[str, None] = {}
-
-    def add_made(self, record: TaskRecord, request: TaskRequest, policy: TaskOptions) -> None:
-        """A task was created as claimed, and is about to be run."""
-        self._made[record.id] = record, request, policy
-
-    def forget_made(self, task_id: str) -> None:
-        """Such a task is not run after all."""
-        self._made.pop(task_id, None)
 
     def is_beginning(self, task_id: str) -> bool:
         """Whether the task is about to be run: it was created as claimed, or is being claimed."""
-        return task_id in self._made or task_id in self.claiming
+        return task_id in self.made or task_id in self.claiming
 
     def add_unconfirmed(self, task_id: str, write: WriteId) -> None:
         """Remember a claim that may have been made, and whose tool does not begin: it is released as not started."""
@@ -131,7 +124,7 @@ class Claims:
 
     async def claim(self, task_id: str, slot: Slot) -> Run | None:
         """A run of the task, if it can be run here now."""
-        if (made := self._made.pop(task_id, None)) is not None:
+        if (made := self.made.pop(task_id, None)) is not None:
             record, request, policy = made
             return self._run(record, request, slot, policy, None)
         runtime = self._runtime
@@ -169,10 +162,10 @@ class Claims:
     def saw(self, record: TaskRecord) -> None:
         """A task was changed: one that is about to begin may have been cancelled, or only announced; one on trial may
         have passed it by getting further."""
-        made = self._made.pop(record.id, None)
+        made = self.made.pop(record.id, None)
         if made is not None and record.worker == self._runtime.worker:
             # Still ours to begin. Looked up again it would seem to be running, and would never begin.
-            self._made[record.id] = record, *made[1:]
+            self.made[record.id] = record, *made[1:]
         if self._on_trial is not None and self._on_trial == record.id and record.trial is None:
             self._end_trial()
 

@@ -292,7 +292,10 @@ class Lease:
                 await asyncio.sleep(pause)
                 began = loop.time()
                 try:
-                    await self._in_time(self._renew_whole(), self._longest_attempt)
+                    # A store that does not answer is as bad as one that refuses. Once the runs are stopped there is no
+                    # hurry, and a store that is slow has to be asked more than once.
+                    hurried = times.heartbeat * (2 if self._time_left > 0 else 1)
+                    await self._in_time(self._renew_whole(), hurried if self.is_valid else times.stop)
                     failures = 0
                 except (StoreError, TimeoutError) as exc:
                     failures += 1
@@ -311,16 +314,6 @@ class Lease:
             self._cancel_timer()
             if self._asking_late is not None:
                 self._asking_late.cancel()
-
-    @property
-    def _longest_attempt(self) -> float:
-        """Seconds for one attempt: a store that does not answer is as bad as one that refuses.
-
-        Once the runs are stopped there is no hurry, and a store that is slow has to be asked more than once.
-        """
-        if not self.is_valid:
-            return self._times.stop
-        return self._times.heartbeat * (2 if self._time_left > 0 else 1)
 
     async def _renew_whole(self) -> None:
         await self.renew()
@@ -406,12 +399,8 @@ class Lease:
         else:
             # The event loop was blocked, or the process paused: it is too late to be in time, and no renewal had its
             # turn. The store says whether anything was lost by that.
-            self._asking_late = self._start(self._make_sure_late())
-
-    async def _make_sure_late(self) -> None:
-        await self.make_sure()
-        if self.is_valid:
-            self._set_timer()
+            self._asking_late = self._start(self.make_sure())
+            self._asking_late.add_done_callback(lambda _: self.is_valid and self._set_timer())
 
 
 class Watch:

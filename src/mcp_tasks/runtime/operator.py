@@ -225,12 +225,7 @@ class Operator:
         return await self._changes.reload(task_id)
 
     async def look(self, task_id: str) -> Dossier:
-        """Everything that is stored of a task, and which parts cannot be read.
-
-        Raises:
-            UnknownTask: There is no such task.
-            TaskUnreadable: There is, and its row cannot be read.
-        """
+        """Everything that is stored of a task, and which parts cannot be read."""
         record = await self.find(task_id)
         unreadable: dict[str, str] = {}
         parts: dict[str, Any] = {"request": None, "journal": (), "outcome": None}
@@ -324,11 +319,7 @@ class Operator:
                 record = await self.find(record.id)
 
     async def delete_unreadable(self, task_id: str) -> None:
-        """Delete a task whose row cannot be read, so that it can neither be run nor shown.
-
-        Raises:
-            UnknownTask: It is gone already.
-        """
+        """Delete a task whose row cannot be read, so that it can neither be run nor shown."""
         versions = await self.store.versions([task_id])
         if task_id not in versions:
             raise UnknownTask(task_id)

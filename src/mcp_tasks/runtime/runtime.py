@@ -485,10 +485,10 @@ class TaskRuntime:
         if created.id != record.id or (created.worker, created.attempt) != (self.worker, 1):
             slot.release()
         else:
-            self.claims.add_made(created, request, policy)
+            self.claims.made[created.id] = created, request, policy
             if not slot.start(created.id):
                 # The server stops. The tool never began, so the next process may simply start it.
-                self.claims.forget_made(created.id)
+                self.claims.made.pop(created.id, None)
                 released = RunReleased(attempt=created.attempt, begun=False)
                 # If the store is not available, the caller still gets the task: it was created.
                 with suppress(StoreUnavailable):

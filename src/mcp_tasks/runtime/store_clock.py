@@ -2,17 +2,15 @@
 
 All times that others can see are the store's (`Store.now`). Asking the store each time would cost a round trip, and the
 wall clock of this machine may be wrong. So a process asks every few seconds, and between two answers it counts on from
-the last good one with a clock that is never set. The wall clock is only looked at to warn of it.
+the best one with a clock that is never set. The wall clock is only read to warn of it.
 
-An answer was given at some moment between the request and its arrival, so it is wrong by half of the round trip at
-most. Of the last few answers the one with the shortest round trip counts. An older one that the newest answer
-contradicts does not count any more: the clock of the store was set, another server took over, or the two clocks drifted
-apart.
+An answer is wrong by half of its round trip at most, so of the last few the one with the shortest round trip counts.
+An older one that the newest contradicts is dropped: the clock of the store was set, another server took over, or the
+two clocks drifted apart.
 
-The time never goes back, with one exception: it stands still until a small difference is made up for, but it follows
-when the store's clock was set back by more than a few seconds. Otherwise the processes that were there before would
-disagree with those that start after it, for as long as the difference: they would delete as expired what the others
-just wrote.
+The time never goes back, with one exception. It stands still until a small difference is made up for, but it follows
+when the store's clock was set back by more than a few seconds: otherwise the processes that were there before would
+delete as expired what newer ones just wrote.
 """
 
 from __future__ import annotations
@@ -31,13 +29,13 @@ from mcp_tasks.stores.base import Store
 logger: Final = get_logger(__name__)
 
 EVERY: Final = 5.0
-"""Seconds between two measurements. Two clocks drift apart by less than a millisecond meanwhile."""
+"""Seconds between two measurements: clocks drift apart by less than a millisecond."""
 
 SAMPLES: Final = 8
 """Answers among which the best is chosen. A slow one does not count while the store was quicker within 40 seconds."""
 
 OFF: Final = timedelta(seconds=5)
-"""A difference that is no matter of drift or of a slow network: some clock is set wrong, or was just set."""
+"""A larger difference comes from neither drift nor a slow network: a clock is set wrong, or was just set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +77,7 @@ class StoreClock:
         self._has_warned = False
 
     def now(self) -> datetime:
-        """The store's time, as of now.
-
-        Raises:
-            UsageError: It was never measured, because the store was not opened.
-        """
+        """The store's time, as of now."""
         best = self._best
         if best is None:
             raise UsageError(f"the time of {self._store!r} is not known yet: the store has to be opened first")
@@ -92,11 +86,7 @@ class StoreClock:
         return self._told
 
     async def measure(self) -> None:
-        """Ask the store once.
-
-        Raises:
-            StoreError: It cannot be asked. The time goes on as it did.
-        """
+        """Ask the store once."""
         sent = self._uptime()
         time = await self._store.now()
         error = (self._uptime() - sent) / 2
