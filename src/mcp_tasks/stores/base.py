@@ -25,8 +25,8 @@ The rules for all verbs:
 - *Small rows.* A record is one small row. Request, outcome and journal are kept beside it and read only where they are
   asked for: polling a task with megabytes of arguments costs what any poll costs. Reading or writing something large
   does not hold the event loop.
-- *One bad row is one bad task.* What cannot be read raises `TaskUnreadable` from the verb that reads it for that task,
-  and from nothing else. Sweeps return ids, which need no decoding; `list` leaves such tasks out.
+- *One bad row is one bad task.* A part that cannot be read raises `TaskUnreadable` from the verb that reads it for that
+  task, and from nothing else. Sweeps return ids, which need no decoding; `list` leaves such tasks out.
 - *Values, not objects.* Changing what a store returned changes nothing that is kept.
 - *One clock.* Time that others can see is the store's time, which `now` reads. A verb that compares instants gets the
   instant as an argument. A heartbeat is a number that grows; observers measure on their own monotonic clocks.
@@ -229,7 +229,7 @@ class Handing:
 
     Attributes:
         share: Within which it is. Several that create at once may go a little beyond it.
-        job: What has the engine run the task, for a store that can write it in the same transaction.
+        job: The engine's job for the task, for a store that can write it in the same transaction.
         handed: Set by the store: the task is marked as dispatched. Otherwise it waits for `hand_out`.
         carried: Set by the store: the job was written with the task, so that it need not be submitted.
     """
@@ -242,7 +242,7 @@ class Handing:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Backlog:
-    """What waits in one queue.
+    """The tasks that wait in one queue.
 
     Attributes:
         ready: How many tasks could run and no worker has; at most `MOST_COUNTED`.
@@ -256,7 +256,7 @@ class Backlog:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Usage:
-    """What is kept of some tasks.
+    """How much is kept of some tasks.
 
     Attributes:
         open_tasks: How many have not ended; at most `MOST_COUNTED`.
@@ -312,7 +312,7 @@ Place: TypeAlias = tuple[int, str]
 """Where a task stands in an index: an instant in microseconds, and its id."""
 
 Part: TypeAlias = Literal["request", "outcome"]
-"""What is kept beside a row, and read with it: the request, or body and meta of the outcome."""
+"""A part that is kept beside a row and read with it: the request, or body and meta of the outcome."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -405,7 +405,7 @@ class Store(ABC):
 
         Raises:
             StoreUnavailable: It cannot be reached or locked now.
-            StoreCorrupt: What is there is not a store of ours.
+            StoreCorrupt: There is something else.
         """
         async with self._turn:
             if not self._is_open:
@@ -421,11 +421,11 @@ class Store(ABC):
                 await self._close()
 
     async def standing(self) -> Standing:
-        """What `open` would find. Changes nothing, and may be asked before `open`.
+        """Whether `open` would find a store. Changes nothing, and may be asked before `open`.
 
         Raises:
             StoreUnavailable: It cannot be reached now.
-            StoreCorrupt: What is there is not a store of ours, or one of a newer release that this one may not use.
+            StoreCorrupt: There is something else, or a store of a newer release that this one may not use.
         """
         return "current"
 
@@ -820,7 +820,7 @@ class Store(ABC):
         return IdPage(ids=[task_id for _, task_id in found[:limit]], cursor=following)
 
     async def backlog(self, namespace: str, now: datetime) -> Mapping[str, Backlog]:
-        """What waits in each queue of the namespace that has any: what `queued` and `due` list, counted."""
+        """The tasks that wait in each queue of the namespace that has any: those of `queued` and `due`, counted."""
         found: dict[str, Backlog] = {}
         for queue, count, *firsts in await self._backlog(namespace, to_micros(now)):
             since = min((first for first in firsts if first is not None), default=None)
@@ -831,7 +831,7 @@ class Store(ABC):
 
     @abstractmethod
     async def usage(self, namespace: str, whose: Owners) -> Usage:
-        """What is kept of the tasks of the namespace: of one owner, without an owner, or of all.
+        """How much is kept of the tasks of the namespace: of one owner, without an owner, or of all.
 
         For limits: it must not read the tasks, and counts those that have expired or cannot be read as they are. Of all
         owners together only the open tasks are counted, and `stored_bytes` is 0.
@@ -990,7 +990,7 @@ def _may_have_pushed_out(found: TaskRecord, record: TaskRecord) -> bool:
 # ---- helpers of backends
 
 Meanings: TypeAlias = Mapping[str, tuple[type[StoreError], str]]
-"""What a driver's error means, by its code or by words in it."""
+"""The meanings of a driver's errors, by code or by words in them."""
 
 
 def meaning_of(

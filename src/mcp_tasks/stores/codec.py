@@ -1,10 +1,10 @@
 """`Codec`: what is kept of a task as bytes and back, encrypted if there is a cipher; and what a task is found by.
 
 A backend keeps these parts of a task, each by itself: its state, its request, its outcome, and the values of its
-journal; and the notes of a server. All of them pass here, so this is the one place for encryption. What a backend finds
-tasks by stays plain: ids, owners, namespaces, sessions, parents, statuses, times, names of workers, kinds of journal
-entries, names of notes; and idempotency keys, which the runtime hides (`runtime.hidden_keys`). The key of a journal
-entry is plain where nothing is encrypted, and otherwise encrypted with its value.
+journal; and the notes of a server. All of them pass here, so this is the one place for encryption. The values that a
+backend finds tasks by stay plain: ids, owners, namespaces, sessions, parents, statuses, times, names of workers, kinds
+of journal entries, names of notes; and idempotency keys, which the runtime hides (`runtime.hidden_keys`). The key of a
+journal entry is plain where nothing is encrypted, and otherwise encrypted with its value.
 """
 
 from __future__ import annotations
@@ -54,8 +54,7 @@ from mcp_tasks.model.record import (
 __all__ = ["Cipher", "Codec", "entry_part", "note_id", "part_id"]
 
 # ---- columns
-# What a backend keeps beside the encoded parts, to find tasks by: instants as numbers, and cursors.
-
+# Beside the encoded parts, a backend keeps what it finds tasks by: instants as numbers.
 
 MICROSECOND = timedelta(microseconds=1)
 
@@ -118,7 +117,7 @@ FINAL: Final = frozenset(status.value for status in TaskStatus if status.is_fina
 
 
 def columns_of(record: TaskRecord, state: bytes, text: Callable[[str], Any]) -> dict[str, Any]:
-    """What SQL stores write of a record each time.
+    """The columns of a record that SQL stores write each time.
 
     Args:
         text: Makes a string one that the store can keep.
@@ -130,7 +129,7 @@ def columns_of(record: TaskRecord, state: bytes, text: Callable[[str], Any]) -> 
         "version": record.version,
         "session": None if record.session is None else text(record.session),
         "queue": text(record.queue),
-        # What comes first is smaller.
+        # The higher priority is the smaller number, and comes first.
         "rank": -record.priority,
         "status": record.status.value,
         "worker": None if record.worker is None else text(record.worker),
@@ -165,7 +164,7 @@ def decode_cursor(cursor: str) -> tuple[int, str]:
 
 
 # ---- fields
-# Records and requests as JSON objects. What is unset is left out. One line for each field: a new field is a new line,
+# Records and requests as JSON objects. Unset fields are left out. One line for each field: a new field is a new line,
 # and a raised FORMAT where older releases must not go on without it.
 
 
@@ -176,7 +175,7 @@ READABLE = 1
 """The first format whose releases may read, and write back, what is written now."""
 
 NOT_OURS = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
-"""What reading fields may raise that this file did not write."""
+"""The exceptions that damaged fields may cause."""
 
 _NOTHING: JsonObject = MappingProxyType({})
 _ALWAYS: Final = object()
@@ -602,7 +601,7 @@ class _Unreadable(Exception):
 
 
 def part_id(task_id: str, part: str) -> str:
-    """What a part of a task is bound to: it is no other part, and no part of another task."""
+    """The name that a part of a task is bound to: it is no other part, and no part of another task."""
     # The part first: it has no colon, so no id makes two of these alike.
     return f"{part}:{task_id}"
 
@@ -613,7 +612,7 @@ def entry_part(kind: str) -> str:
 
 
 def note_id(namespace: str, name: str) -> str:
-    """What a note is bound to. No part of a task is called `note`, and JSON keeps the two names apart."""
+    """The name that a note is bound to. No part of a task is called `note`, and JSON keeps the two names apart."""
     return f"note:{json.dumps([namespace, name])}"
 
 
@@ -643,8 +642,8 @@ def _encoded(fields: dict[str, Any]) -> bytes:
 def _parse(plain: bytes) -> Any:
     """The value behind the bytes, in a third of the time that the standard library takes.
 
-    Where both read something, they read the same. What only the standard library reads (lone surrogates, and what is
-    nested deeply) is left to it, and so is saying what is wrong.
+    Where both read something, they read the same. The standard library reads what only it can read (lone
+    surrogates, and deep nesting), and reports errors.
     """
     if len(plain) > LARGE:
         return decode_in_pieces(plain)

@@ -218,7 +218,7 @@ class SqlVault(Vault):
     """The tables of a SQL store. `Value.where` is a table, a column, and the columns that find the row.
 
     Args:
-        prefix: What the names of the tables begin with.
+        prefix: The beginning of the names of tables.
         from_text: Reads text of the store.
     """
 
@@ -312,7 +312,7 @@ async def encrypt_store(url: str, cipher: Cipher, *, watch: float = WATCH) -> Re
     async with store_from_url(url, cipher).vault() as vault:
         note = await vault.note()
         turns_on = note is None or _said(codec, note, vault.place) != ON
-        # What a process that runs tools would write from then on would be refused. One that only serves does not beat.
+        # From then on the writes of a process that runs tools would be refused. One that only serves does not beat.
         if turns_on and (before := await vault.heartbeats()):
             await asyncio.sleep(watch)
             if await vault.heartbeats() != before:

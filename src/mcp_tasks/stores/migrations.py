@@ -35,7 +35,7 @@ def compatible_from(scripts: Sequence[str]) -> int:
 
 
 def standing_of(schema: int, scripts: Sequence[str]) -> Standing:
-    """What opening a store of this schema would find; 0 is none."""
+    """How a store of this schema stands; 0 is none."""
     return "absent" if schema == 0 else "current" if schema >= len(scripts) else "older"
 
 

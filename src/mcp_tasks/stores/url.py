@@ -78,7 +78,7 @@ def store_from_url(url: str, cipher: Cipher | None = None) -> Store:
 
     Raises:
         UsageError: The URL names no store this release knows.
-        MissingExtra: What the store needs is not installed.
+        MissingExtra: A package that the store needs is not installed.
     """
     url = with_plain_scheme(url)
     # There, because what a database needs is not always installed.
@@ -98,7 +98,7 @@ def store_from_url(url: str, cipher: Cipher | None = None) -> Store:
 
 
 def _problem_with(url: str) -> str:
-    """What is wrong with a URL that should name a file. Nothing in it is ever dropped: it would be another file."""
+    """Why a URL names no file. Nothing in it is ever dropped: it would be another file."""
     if url.startswith("memory:"):
         return ": memory:// is all there is to say of memory"
     if not url.startswith("sqlite:"):
@@ -134,7 +134,7 @@ def default_store(server_name: str, origin: str, cipher: Cipher | None = None) -
 
 
 def url_from_environment() -> str | None:
-    """What `MCP_TASKS_URL` says, where the author chose no store."""
+    """`MCP_TASKS_URL`, where the author chose no store."""
     return os.environ.get("MCP_TASKS_URL") or None
 
 

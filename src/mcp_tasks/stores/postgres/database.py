@@ -88,7 +88,7 @@ def is_passing(exc: Exception) -> bool:
 
 
 def translate(exc: Exception, place: str, *, may_have_happened: bool = False) -> StoreError:
-    """What an exception means for the caller. Raise it `from exc`."""
+    """The error of ours for an exception. Raise it `from exc`."""
     text = " ".join(str(exc).split()) or type(exc).__name__
     error = _translated(exc, place, text)
     if isinstance(error, StoreUnavailable):
@@ -163,7 +163,7 @@ _CONNECTING: Final[Meanings] = {
 # ---- connections
 
 POOL_NAME: Final = "mcp-tasks of "
-"""What the names of our pools begin with."""
+"""The beginning of the names of our pools."""
 
 QUIET_FOR: Final = 60.0
 """Seconds between two lines about a database that is away."""
@@ -175,8 +175,8 @@ _ASK_AGAIN: Final = 1.0
 """Seconds after which the pool is asked anew. It tries to connect when it is asked, and rests between."""
 
 _SETTINGS: Final = {
-    # Every statement here has an index that gives its rows, and in their order. What the planner believes of the
-    # number of queued tasks is always out of date, so it is told not to consider anything else; jit follows its costs.
+    # Every statement here has an index that gives its rows, and in their order. The planner's estimate of
+    # the number of queued tasks is always out of date, so it is told to consider nothing else; jit follows its costs.
     "enable_seqscan": "off",
     "enable_bitmapscan": "off",
     "enable_sort": "off",
@@ -292,7 +292,7 @@ class Database:
     """A pool of connections to one database.
 
     Attributes:
-        place: What to call it in messages: without the password.
+        place: Its name in messages: without the password.
         round_trips: How often a statement, or several at once, went to the server and back.
     """
 
@@ -462,7 +462,7 @@ class PostgresNotifier(RemoteNotifier):
         super().__init__(database.place)
         self._url = url
         self._database = database
-        # What this process told comes back to it, and its listeners have heard it.
+        # Hints of this process come back to it, and its listeners have heard them.
         self._me = secrets.token_hex(8)
         self._untold = Inbox()
         self._telling: asyncio.Task[None] | None = None

@@ -139,7 +139,7 @@ ORDER BY created, id LIMIT %(limit)s
 """,
 }
 
-# What is queued comes first in each queue. What was to wake comes behind it, in the order of this index and no other.
+# Queued tasks come first in each queue. Those that were to wake come behind them, in the order of this index alone.
 _READY = "t.ready IS NOT NULL AND t.namespace = %(namespace)s"
 _BACKLOG = f"""
 WITH RECURSIVE queues AS (
@@ -533,7 +533,7 @@ class PostgresVault(SqlVault):
             table, _, by = value.where
             grown = len(new) - len(value.data)
             if done.rowcount and table in ("requests", "outcomes", "journal"):
-                # What is encrypted is longer.
+                # Encrypted bytes are longer.
                 await self.rows(_GROW, grown, grown, by["task"])
         return done.rowcount > 0
 

@@ -1,6 +1,6 @@
 """The writes of the store: each is one statement, which is a transaction by itself, and so one round trip.
 
-What they write was encoded by their caller. Conflicts show in what a statement returns, not as errors. When a
+The caller has encoded all values. Conflicts show in what a statement returns, not as errors. When a
 connection breaks under a write, it is done again on another. By its version it can succeed only once; if it meets a
 conflict, the write ids in the record tell whether that is its own doing (`Store`).
 """
@@ -97,7 +97,7 @@ in the schema: Postgres uses a partial index only if it sees that the condition 
 
 _OF_OWNER: Final = "(handed OR at_work)"
 _OF_TOOL: Final = "handed::int + at_work::int > 0"
-"""What is in hand, as the indexes say it by which it is counted: of an owner, and of a tool."""
+"""Conditions of the indexes by which tasks in hand are counted: of an owner, and of a tool."""
 
 _OPEN_PARENT = "p.id = %(parent)s AND p.status NOT IN ('completed', 'failed', 'cancelled')"
 UNDER_KEY: Final = "idempotency_key = %(key)s AND namespace = %(namespace)s AND owner = %(owner)s"
@@ -106,7 +106,7 @@ UNDER_KEY: Final = "idempotency_key = %(key)s AND namespace = %(namespace)s AND 
 
 
 def _identity(record: TaskRecord) -> dict[str, Any]:
-    """What is written of a record once, when it is made."""
+    """The columns of a record that are written once, when it is made."""
     return {
         "namespace": to_text(record.namespace),
         "owner": to_owner(record.owner),
@@ -117,7 +117,7 @@ def _identity(record: TaskRecord) -> dict[str, Any]:
     }
 
 
-# What never changes is left out, so that its indexes are not touched.
+# Columns that never change are left out, so that their indexes are not touched.
 _UPDATE = """
 UPDATE mcp_tasks_tasks t
 SET version = %(version)s, session = %(session)s, queue = %(queue)s, rank = %(rank)s, status = %(status)s,
@@ -415,7 +415,7 @@ class Create:
             before = [(_FREE_KEY if loses_key else _DELETE_STANDING, gives_way)]
 
     async def _insert(self, session: Session, *before: Query) -> Row | None:
-        """What the statement gives: whether the task was made, and otherwise what stands under its key."""
+        """The row of the statement: whether the task was made, and otherwise the one that stands under its key."""
         if self._job is None and not before:
             rows = await session.rows(*self.query)
             return rows[0] if rows else None
@@ -441,7 +441,7 @@ class Create:
 
 
 # ---- dispatch
-# What waits is read in one statement, for a fair choice among it (`stores/fairness.py`).
+# Waiting tasks are read in one statement, for a fair choice among it (`stores/fairness.py`).
 
 MOST_GROUPS: Final = 2_000
 """Groups of one queue in one look: some ten milliseconds."""
@@ -506,7 +506,7 @@ UPDATE mcp_tasks_tasks SET handed = true WHERE id = ANY(%(ids)s) AND ready = {AT
 
 
 class Dispatch:
-    """Chooses among what waits. It remembers, for as long as the store is open, whose turn was last."""
+    """Chooses among the tasks that wait. While the store is open, it remembers whose turn was last."""
 
     def __init__(self) -> None:
         self._turns: Turns = {}
@@ -531,7 +531,6 @@ class Dispatch:
     async def _once(
         self, session: Session, namespace: str, share: Share, wanted: list[str] | None, mark: bool, limit: int
     ) -> Sequence[Ready]:
-        """What one look gives."""
 
         def choose(rows: Sequence[Row]) -> list[Ready]:
             waiting = _Looked(rows)
@@ -596,7 +595,7 @@ class Dispatch:
 
 
 class _Looked(Waiting):
-    """What one look found, to be chosen from. Values are as in the index."""
+    """The tasks of one look. Values are as in the index."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
         self.cut_off: list[Row] = []  # the last group of each queue that has more

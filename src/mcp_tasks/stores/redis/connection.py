@@ -70,7 +70,7 @@ def script(name: str) -> Script:
 # ---- errors
 
 NOT_REACHED: Final = (driver.ConnectionError, driver.TimeoutError, OSError)
-"""What is raised when no answer came: a connection that could not be made, or broke, or took too long."""
+"""Errors when no answer came: a connection that could not be made, or broke, or took too long."""
 
 _REFUSED: Final = (driver.AuthenticationError, driver.AuthorizationError)
 _MOVING: Final = (driver.MovedError, driver.TryAgainError, driver.ClusterDownError)
@@ -96,7 +96,7 @@ def is_passing(exc: Exception) -> bool:
 
 
 def translate(exc: Exception, place: str, *, may_have_happened: bool) -> StoreError:
-    """What a driver's exception means for the caller. Raise it `from exc`."""
+    """The error of ours for a driver's exception. Raise it `from exc`."""
     error = _translated(exc, place)
     if isinstance(error, StoreUnavailable):
         error.may_have_happened = may_have_happened
@@ -160,7 +160,7 @@ def driver_url(url: str) -> str:
     """The URL in the words of redis-py: a Valkey is addressed as a Redis is.
 
     Raises:
-        UsageError: It is no URL of a server. What it says is not repeated: there may be a password in it.
+        UsageError: It is no URL of a server. It is not repeated: there may be a password in it.
     """
     # Not always a string: it is what authors pass.
     scheme, separator, rest = str(url).partition("://")
@@ -251,7 +251,7 @@ class Connection:
     """The server behind a URL, or the one in its cluster that has the keys.
 
     Args:
-        prefix: What all keys begin with, hash tag included.
+        prefix: The beginning of all keys, hash tag included.
         max_connections: Calls at a time; more wait for their turn.
         timeout: Seconds that one attempt may take.
     """
@@ -331,7 +331,7 @@ class Connection:
 
     async def names(self, start: bytes) -> AsyncGenerator[bytes]:
         """The names, without the prefix, of the keys that begin like this. One may be given twice."""
-        # What means something in a pattern is taken literally: a prefix may have it.
+        # Special characters of patterns are escaped: a prefix may have them.
         pattern = re.sub(rb"([\\*?\[\]^-])", rb"\\\1", self.prefix + start) + b"*"
         cursor = b"0"
         while True:
@@ -464,7 +464,7 @@ class RedisNotifier(RemoteNotifier):
         if message["type"] != "message" or not isinstance(data, bytes) or data.startswith(self._sender):
             return
         version, _, task_id = data[SENDER:].partition(b":")
-        # Anybody may publish anything.
+        # Any client of the server may publish here.
         if version.isdigit() and len(version) <= LONGEST_VERSION:
             self._fan.put(Hint(from_bytes(task_id), int(version)))
 
@@ -496,7 +496,7 @@ async def check_layout(connection: Connection) -> None:
     """Mark the keys as ours, or see that they are.
 
     Raises:
-        StoreCorrupt: They are somebody else's, or of a newer release.
+        StoreCorrupt: They are of another program, or of a newer release.
     """
     found = await connection.run("layout", LAYOUT, COMPATIBLE_FROM)
     layout, compatible_from = (int(number) if number and number.isdigit() else 0 for number in found)

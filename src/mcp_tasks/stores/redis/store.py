@@ -108,7 +108,7 @@ class RedisStore(Store):
     `valkeys://…`.
 
     Args:
-        prefix: What the keys of this store begin with. Stores with different prefixes share a server and nothing else.
+        prefix: The beginning of all keys of this store. Stores with different prefixes share a server and nothing else.
         codec: How what is kept of a task becomes bytes; give it a cipher to have it encrypted.
         max_connections: Round trips at a time; more wait for their turn. The heartbeat has a connection of its own.
         timeout: How long one attempt at a round trip may take.
@@ -181,7 +181,7 @@ class RedisStore(Store):
             if await connection.call("TYPE", connection.prefix + b"meta") == b"none":
                 return "absent"
             layout: Any = await connection.call("HGET", connection.prefix + b"meta", "layout")
-            # What is no layout at all, `open` says in words.
+            # If it is no layout at all, `open` explains that.
             return "older" if layout is not None and layout.isdigit() and int(layout) < LAYOUT else "current"
 
     def notifier(self) -> RedisNotifier:
@@ -455,7 +455,7 @@ def _expiry(record: TaskRecord) -> tuple[Argument, ...]:
 
 
 def _limits(record: TaskRecord, limits: WorkLimits | None) -> Iterator[Argument]:
-    """What is limited, to how many, and the index of those at work."""
+    """For each limit: its name, the number, and the index of the tasks at work."""
     if limits is not None and limits.tool is not None:
         yield from ("tool", limits.tool, names.name("tool-at-work", record.namespace, record.method, record.name))
     if limits is not None and limits.owner is not None:
@@ -471,8 +471,7 @@ def _check_sizes(*values: bytes) -> None:
 
 
 # ---- encryption
-# What the server still has of earlier values (its append-only file, snapshots, replicas) is described in
-# docs/encryption.md.
+# Earlier values stay in the append-only file, snapshots and replicas for a while: see docs/encryption.md.
 
 _PLACE: Final = names.name("note", NAMESPACE, NAME)
 _SEALED: Final = ((b"s", STATE), (b"r", REQUEST), (b"b", BODY), (b"m", META))
@@ -480,7 +479,7 @@ _SEALED: Final = ((b"s", STATE), (b"r", REQUEST), (b"b", BODY), (b"m", META))
 
 
 def _bound_to(key: bytes) -> str:
-    """What the note of that key is bound to."""
+    """The name that the note of a key is bound to."""
     _, namespace, note = (names.whole(part) for part in key.split(b":"))
     return note_id(namespace, note)
 
@@ -548,6 +547,6 @@ class RedisVault(Vault):
 
     async def again(self, value: Value) -> Value | None:
         kind, key, field = value.where
-        # What is in a journal does not change; it may be gone.
+        # Entries of a journal never change; they may be gone.
         data = await self._call("HGET", key, field) if kind == "field" else None
         return None if data is None else Value(value.where, value.bound_to, data)

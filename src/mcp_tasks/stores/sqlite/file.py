@@ -24,7 +24,7 @@ from mcp_tasks.stores.base import Meanings, meaning_of
 T = TypeVar("T")
 
 Values: TypeAlias = Sequence[Any] | Mapping[str, Any]
-"""What goes into the places of a statement, by position or by name."""
+"""The values of a statement, by position or by name."""
 
 Read: TypeAlias = Callable[[str, Values], Sequence[Any]]
 """Runs one query and returns all its rows."""
@@ -99,7 +99,7 @@ _MEANINGS: Final[Meanings] = {
 
 
 def translate(exc: Exception, path: Path) -> StoreError:
-    """What a driver's exception means for the caller. Raise it `from exc`."""
+    """The error of ours for a driver's exception. Raise it `from exc`."""
     if isinstance(exc, _NOT_STORABLE):
         return ValueNotStorable(f"a value is too large, or of a kind, for {path} to keep ({exc})")
     meaning = meaning_of(_errorname(exc), _MEANINGS, str(path), str(exc))
@@ -236,7 +236,7 @@ class Reader:
             raise translate(exc, self._path) from exc
 
     async def in_thread(self, work: Callable[[Read], T]) -> T:
-        """What `work` makes of what it reads, all of it done in a thread."""
+        """The result of `work`, which reads in a thread."""
         return await to_thread.run_sync(work, partial(self.rows, large=True), limiter=self._turn)
 
     async def close(self) -> None:

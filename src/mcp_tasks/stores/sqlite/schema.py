@@ -1,4 +1,4 @@
-"""What makes a file a task store: its mark, its schema, and whether it is encrypted.
+"""The mark of a task store, its schema, and whether it is encrypted.
 
 A fresh file is marked with `application_id`, so that no other program's database is ever written into, and
 `user_version` counts the migrations in `migrations/`. Both are part of the transaction that applies them: processes
@@ -33,7 +33,7 @@ logger: Final = get_logger(__name__)
 APPLICATION_ID = int.from_bytes(b"MCPT", "big")
 
 LEDGER_APPLICATION_ID = int.from_bytes(b"MCPL", "big")
-"""What a client's ledger is marked with: the other file of this package, and easily taken for this one."""
+"""The mark of a client's ledger: the other file of this package, and easily taken for this one."""
 
 UPGRADE_PATIENCE = 600.0
 """Seconds to wait for an upgrade by another process: a large file takes longer than any other lock is held."""
@@ -141,7 +141,7 @@ def _identity(connection: sqlite3.Connection) -> tuple[int, int, int]:
 
 
 def _meta(connection: sqlite3.Connection) -> tuple[object, str]:
-    """What a newer release left: from which schema on releases may use the file, and its name."""
+    """From which schema on releases may use the file of a newer release, and the name of that."""
     try:
         ((release, first),) = connection.execute("SELECT release, compatible_from FROM meta").fetchall()
         return first, f"mcp-tasks {release}"

@@ -167,7 +167,7 @@ _SWEEPS: Final[Mapping[tuple[str, bool | None], str]] = {
     ("claimed", None): f"{_CLAIMED} ORDER BY created, id",
 }
 
-# From queue to queue by seeks; what is counted is read from the index alone. What is queued comes first in each.
+# From queue to queue by seeks; counting reads the index alone. Queued tasks come first in each queue.
 _BACKLOG = """
 WITH RECURSIVE queues (queue) AS (
     SELECT min(queue) FROM tasks INDEXED BY tasks_backlog WHERE ready IS NOT NULL AND namespace = :namespace
@@ -192,7 +192,7 @@ SELECT q.queue, (
 FROM queues q WHERE q.queue IS NOT NULL
 """
 
-# From the index alone. What is kept beside tasks is counted as it is written, by triggers.
+# From the index alone. Triggers count the bytes beside tasks as they are written.
 _OPEN = ", ".join(f"'{status.value}'" for status in TaskStatus if not status.is_final)
 _USAGE = f"""
 SELECT count(*), ifnull((SELECT bytes FROM stored WHERE namespace = :namespace AND owner = :owner), 0)

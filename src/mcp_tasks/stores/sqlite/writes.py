@@ -1,7 +1,7 @@
 """The writes of the store as operations for the `Writer`, and the fair choice of what is dispatched.
 
-What they write was encoded by their caller, so that the transaction is short. Each function returns what the writer's
-thread is to do. Conflicts show in the row count: an exception or a savepoint for each would cost more than the write.
+The caller has encoded all values, so that the transaction is short. Each function returns an operation for the writer's
+thread. Conflicts show in the row count: an exception or a savepoint for each would cost more than the write.
 """
 
 # ruff: noqa: S608 - statements are put together from constants
@@ -32,7 +32,7 @@ from mcp_tasks.stores.sqlite.file import (
 )
 
 WAITS, HANDED, AT_WORK, RESUMING = 0, 1, 2, 3
-"""What the column `hand` says of a task; NULL if it is neither queued nor at work nor about to be again."""
+"""Values of the column `hand` of a task; NULL if it is neither queued nor at work nor about to be again."""
 
 
 def row_of(task_id: str | bytes, owner: bytes, namespace: str | bytes, state: object) -> Row:
@@ -42,7 +42,7 @@ def row_of(task_id: str | bytes, owner: bytes, namespace: str | bytes, state: ob
 
 @lru_cache(maxsize=1_000)
 def tool_digest(method: str, name: str) -> bytes:
-    """What the column `tool` has for a tool."""
+    """The column `tool` of a tool."""
     return blake2b(f"{method}\0{name}".encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
@@ -81,7 +81,7 @@ FIRST_PAGE = 2
 
 
 class SqliteWaiting(Waiting):
-    """What waits in a namespace, and what is in hand, read by seeks in the indexes for it."""
+    """The tasks that wait in a namespace, and those in hand, read by seeks in their indexes."""
 
     def __init__(self, read: Read, namespace: str, decode: Decode | None = None) -> None:
         self._read = read
@@ -95,7 +95,6 @@ class SqliteWaiting(Waiting):
         return Choice(self, self.room(share), wanted, limit).make(self._name, turns)
 
     def room(self, share: Share) -> Room:
-        """What a share leaves."""
         return Room(self, share, {tool_digest(TOOL_METHOD, name): limit for name, limit in share.tools.items()})
 
     def handed(self, route: Route, most: int) -> int:
@@ -250,8 +249,8 @@ def create(new: Creation) -> Operation[Created]:
     return run
 
 
-# What never changes is left out, so that its indexes are not touched. A task that stays queued keeps its place among
-# those that wait.
+# Columns that never change are left out, so that their indexes are not touched. A task that stays queued keeps its
+# place among those that wait.
 _UPDATE_TASK = """
 UPDATE tasks
 SET version = :version, session = :session, status = :status, worker = :worker, ready = :ready, expires = :expires,
@@ -364,7 +363,7 @@ RETIRE: Final = "DELETE FROM heartbeats WHERE worker = ?"
 # Removing what has expired, a slice at a time: one statement removes it, and a trigger what is kept beside it.
 
 MOST_BYTES: Final = 1024 * 1024
-"""What is kept beside the tasks of one slice, together; or one task, however large it is."""
+"""Bytes beside the tasks of one slice, together; or one task, however large it is."""
 
 KEYS_AT_ONCE: Final = 200
 """Keys that outlived their tasks, of one slice: each is one row, in two indexes."""

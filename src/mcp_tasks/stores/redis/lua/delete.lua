@@ -4,7 +4,7 @@ local id, expected, now, again = take(), take(), optional(take()), take() == '1'
 
 local version = call('HGET', P .. 't:' .. id, 'v')
 if not version and again then
-  -- It was there when this was asked for first, or it is gone for whoever asks: both are what was wanted.
+  -- An earlier attempt deleted it.
   return 'deleted'
 end
 if version ~= expected then

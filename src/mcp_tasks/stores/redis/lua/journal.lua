@@ -1,4 +1,4 @@
--- Whose task it is, and its journal beyond a number of entries.
+-- The owner of a task, and its journal beyond a number of entries.
 
 local id, after = take(), tonumber(take())
 local found = call('HMGET', P .. 't:' .. id, 'v', 'o')
