@@ -60,8 +60,6 @@ async def listed(
 
 
 class ListingTests(StoreTests):
-    """Pages of tasks, for people and programs that look at them."""
-
     async def test_tasks_are_listed_by_creation_and_then_by_id(self, store: Store) -> None:
         later = task(id="a", created_at=NOON + MICROSECOND)
         same = [task(id=name, created_at=NOON) for name in ("b", "B", "é", "☃", "𝄞", "b2")]
@@ -273,8 +271,6 @@ def taken_from(kind: str, record: TaskRecord) -> TaskRecord:
 
 
 class SweepTests(StoreTests):
-    """What processes look for."""
-
     async def test_queued_are_those_that_could_run_at_any_time_oldest_first(self, store: Store) -> None:
         await create_all(
             store,
@@ -425,8 +421,6 @@ async def forget_all(store: Store, *, limit: int, now: datetime = NOON) -> list[
 
 
 class ExpiryTests(StoreTests):
-    """Forgetting what has expired."""
-
     async def test_ended_tasks_whose_time_is_over_are_forgotten_longest_overdue_first(self, store: Store) -> None:
         due_now = ended(retention=MINUTE, version=7, namespace="demo")
         overdue = ended()
@@ -531,8 +525,6 @@ class ExpiryTests(StoreTests):
 
 
 class HeartbeatTests(StoreTests):
-    """Who is alive."""
-
     async def test_a_heartbeat_is_a_number_that_grows(self, store: Store) -> None:
         for beats in (1, 2, 3):
             await store.heartbeat("worker", namespace="demo", beats=beats)
@@ -614,8 +606,6 @@ STRANGE = ("", " ", "note", "Note", "note ", "né", "nul\0inside", "lone \ud800"
 
 
 class NoteTests(StoreTests):
-    """Notes."""
-
     async def test_a_note_that_nobody_set_is_not_there(self, store: Store) -> None:
         assert await store.note("", "note") is None
 
@@ -684,8 +674,6 @@ async def hint_of(hints: AsyncIterator[Hint], wanted: Hint) -> None:
 
 
 class HintTests(StoreTests):
-    """Hints: at once in this process, soon in others."""
-
     async def test_a_listener_hears_what_is_published(self, store: Store) -> None:
         notifier = store.notifier()
         async with notifier.listen() as hints:
@@ -773,8 +761,6 @@ class HintTests(StoreTests):
 
 
 class TimeTests(StoreTests):
-    """The time."""
-
     async def test_the_time_is_aware_and_in_utc(self, store: Store) -> None:
         assert (await store.now()).utcoffset() == timedelta(0)
 

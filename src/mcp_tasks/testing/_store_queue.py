@@ -35,7 +35,7 @@ from mcp_tasks.testing.records import make_record, make_request
 SECOND = timedelta(seconds=1)
 
 PLENTY = Share(owner=1_000_000)
-"""A share that nobody comes to the end of."""
+"""A share that is never used up."""
 
 
 def task(number: int = 0, **fields: Any) -> TaskRecord:
@@ -77,18 +77,14 @@ async def save(store: Store, record: TaskRecord, **fields: Any) -> TaskRecord:
 
 
 async def waiting(store: Store) -> list[str]:
-    """What is queued and not handed out."""
     return await swept(partial(store.queued, "demo", handed_out=False))
 
 
 async def in_hand(store: Store) -> list[str]:
-    """What is queued and handed out."""
     return await swept(partial(store.queued, "demo", handed_out=True))
 
 
 class HandingTests(StoreTests):
-    """Queued tasks in the hands of an engine, and those that wait for it in the store."""
-
     async def test_a_task_is_handed_out_as_it_is_made_if_that_is_asked_for(self, store: Store) -> None:
         plain, handed = task(1), task(2)
         await store.create(plain, REQUEST)
@@ -117,7 +113,7 @@ class HandingTests(StoreTests):
                 ["alice", "alice", "alice", "bob", "bob", "alice", "bob", None, "", None, None]
             )
         ]
-        # Tasks that nobody owns count as one owner's, who is nobody else.
+        # Tasks without an owner count as one owner's.
         assert handed == [True, True, False, True, True, False, False, True, True, True, False]
         # Another server's tasks count for nothing here.
         assert await create_handed(store, task(namespace="another", owner="alice"), share)
@@ -157,7 +153,7 @@ class HandingTests(StoreTests):
             {"queue": "gpu", "name": "other"},
         )
         for fields in others:
-            # Whatever nobody serves keeps nothing else back.
+            # A tool that no worker serves holds nothing else back.
             assert await create_handed(store, task(1, **fields), share)
             assert not await create_handed(store, task(2, **fields, priority=7), share)
         assert await hand_out(store, share) == []
@@ -175,7 +171,7 @@ class HandingTests(StoreTests):
     async def test_an_owner_with_enough_at_work_is_handed_no_more(self, store: Store) -> None:
         share = Share(owner=100, owner_at_work=2)
         first, second = task(1), task(2, queue="gpu")
-        # What is handed out is not at work, whoever serves its queue.
+        # Dispatched tasks are not at work.
         assert await create_handed(store, first, share)
         assert await create_handed(store, second, share)
         assert await create_handed(store, task(3, name="other"), share)
@@ -243,7 +239,7 @@ class HandingTests(StoreTests):
         await save(store, ended, status=TaskStatus.CANCELLED, finished_at=NOON)
         await save(store, asleep, wake_at=NOON)
         assert await hand_out(store) == []
-        # Nor do they count for a share, whatever they were before.
+        # Nor do they count for a share.
         assert await create_handed(store, task(4), Share(owner=1, tools={"render": 1}, owner_at_work=1))
 
     async def test_what_is_handed_out_says_where_it_goes(self, store: Store) -> None:
@@ -326,12 +322,10 @@ class HandingTests(StoreTests):
 # ---- turns
 
 MANY = 1_000
-"""More tasks than anybody asks for at a time."""
+"""More tasks than a process asks for at a time."""
 
 
 class TurnTests(StoreTests):
-    """Whose tasks are handed out, and in which order."""
-
     async def test_the_tasks_of_an_owner_are_handed_out_in_the_order_of_creation(self, store: Store) -> None:
         # With different tools and in different queues: neither comes before the other.
         same = [task(5, id=name, name=name, queue=name) for name in ("c", "a", "b")]
@@ -355,7 +349,7 @@ class TurnTests(StoreTests):
         late = await store.create(task(MANY, owner="bob"), REQUEST)
         assert late.id in await hand_out(store, limit=2, mark=False)
         assert late.id in await hand_out(store, Share(owner=5), limit=10)
-        # And the one with many has no more than the share, however often somebody asks.
+        # And the one with many has no more than the share, in however many calls.
         assert await hand_out(store, Share(owner=5), limit=10) == []
         assert len(await in_hand(store)) == 6
 
@@ -368,7 +362,7 @@ class TurnTests(StoreTests):
         for _ in range(8):
             (task_id,) = await hand_out(store, limit=1, mark=mark)
             owners.append(by_id[task_id].owner)
-            # It has ended before the next one is asked for: nothing that is left tells whose turn it was.
+            # It has ended before the next call: no task that is left tells whose turn it was.
             await save(store, by_id[task_id], status=TaskStatus.CANCELLED, finished_at=NOON)
         assert set(owners[:4]) == set(owners[4:]) == {"alice", "bob", "carol", None}
 
@@ -386,7 +380,7 @@ class TurnTests(StoreTests):
         found = await hand_out(store, mark=False)
         assert found[:3] == ["highest", "high 1", "high 2"]
         assert [set(found[3:5]), found[5:]] == [{"plain 1", "plain of bob"}, ["plain 2", "low"]]
-        # What an owner may have in hand of one queue and tool goes to what is urgent.
+        # The share of an owner goes to urgent tasks.
         assert await hand_out(store, Share(owner=1)) == ["highest", "high 1", "high 2"]
 
     async def test_only_tasks_of_the_wanted_queues_are_handed_out(self, store: Store) -> None:
@@ -424,7 +418,7 @@ class TurnTests(StoreTests):
         # Two renders at most, and of each owner no more of one tool than it may have at work.
         assert Counter(ready.name for ready in found) == {"render": 2, "other": 6}
         assert Counter(ready.owner for ready in found if ready.name == "other") == {"alice": 2, "bob": 2, None: 2}
-        # Nothing of that is at work, so that it keeps nobody back.
+        # None of them is at work, so that they hold nothing back.
         found = await store.hand_out("demo", share, limit=100)
         assert Counter((ready.owner, ready.name) for ready in found) == {
             (owner, "other"): 1 for owner in ("alice", "bob", None)
@@ -467,13 +461,10 @@ def claim_within(
 
 
 async def at_work(store: Store) -> list[str]:
-    """What the worker has."""
     return await swept(partial(store.claimed, "worker"))
 
 
 class LimitTests(StoreTests):
-    """How many tasks may be at work at a time, over all processes."""
-
     @pytest.mark.parametrize(
         "limits", [WorkLimits(tool=3), WorkLimits(owner=3), WorkLimits(tool=3, owner=4), WorkLimits(tool=9, owner=3)]
     )
@@ -529,7 +520,7 @@ class LimitTests(StoreTests):
         for record in (first, unowned, *others):
             await claim_within(store, record, WorkLimits(owner=1))()
         for owner in ("alice", None):
-            # Those that nobody owns count as one owner's.
+            # Tasks without an owner count as one owner's.
             await create_all(store, last := task(6, owner=owner, name="other"))
             with pytest.raises(LimitReached):
                 await claim_within(store, last, WorkLimits(owner=1))()
@@ -689,8 +680,6 @@ LATER = NOON + timedelta(hours=1)
 
 
 class BacklogTests(StoreTests):
-    """What waits in each queue, and since when."""
-
     async def test_an_empty_store_has_no_backlog(self, store: Store) -> None:
         assert await store.backlog("demo", LATER) == {}
 
@@ -758,7 +747,7 @@ class BacklogTests(StoreTests):
             "default": first,
             "☃ :a": Backlog(ready=1, since=NOON + SECOND * 70),
         }
-        # Who waits longest counts, whatever it waits for; what is queued counts whatever the clock says.
+        # The task that has waited longest counts; a queued task counts at any time of the clock.
         await create_all(store, queued := task(65), ahead := task(9_999, queue="ahead"))
         backlog = await store.backlog("demo", NOON + SECOND * 90)
         assert backlog["default"] == Backlog(ready=3, since=NOON + SECOND * 60)
@@ -788,13 +777,11 @@ def ended(record: TaskRecord, **changes: object) -> TaskRecord:
 
 
 async def bytes_of(store: Store, whose: Owners = ALICE) -> int:
-    """What is kept of somebody's tasks, without a namespace."""
+    """Stored bytes of tasks without a namespace."""
     return (await store.usage("", whose)).stored_bytes
 
 
 class UsageTests(StoreTests):
-    """Open tasks and stored bytes."""
-
     async def test_of_nobody_who_has_tasks_nothing_is_kept(self, store: Store) -> None:
         for whose in (ALICE, OwnedBy("never \ud800 there"), OwnedBy("nul\0"), UNOWNED, EVERYBODY):
             assert await store.usage("", whose) == NOTHING
@@ -826,7 +813,7 @@ class UsageTests(StoreTests):
                 assert await store.usage(namespace, whose) == Usage(open_tasks=number, stored_bytes=number * one)
         together = sum(range(1, len(owners) + 1))
         for namespace in ("", "demo"):
-            # The bytes of everybody are nobody's limit.
+            # There is no limit for the bytes of all.
             assert await store.usage(namespace, EVERYBODY) == Usage(open_tasks=together, stored_bytes=0)
         assert await store.usage("Demo", EVERYBODY) == NOTHING
 

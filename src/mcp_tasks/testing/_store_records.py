@@ -1,4 +1,4 @@
-"""What the parts of the store suite have in common: the hook, and stores as fixtures."""
+"""Store suite: the hooks and fixtures of all parts; records, what is kept beside them, keys, races, repeated writes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from mcp_tasks.testing.records import make_record, make_request
 T = TypeVar("T")
 
 REQUEST = make_request()
-"""What was asked for, where a test does not care."""
+"""The request, where a test does not care."""
 
 ANY_VALUE: JsonObject = {
     "text": "snow ☃, astral 𝄞, nul \0, lone surrogate \ud800, quote \" ' \\",
@@ -151,7 +151,7 @@ def ids(records: Sequence[TaskRecord]) -> list[str]:
 
 
 async def at_once(*acts: Callable[[], Awaitable[T]]) -> list[T]:
-    """What each gives of some acts that begin at the same time."""
+    """The results of some acts that begin at the same time."""
     given: dict[int, T] = {}
 
     async def act(number: int) -> None:
@@ -182,7 +182,7 @@ STRANGE_IDS = (
     "../x",
     "long" * 250_000,
 )
-"""What a client may send as an id: any JSON string."""
+"""Ids that a client may send: any JSON string."""
 
 
 def full_record() -> TaskRecord:
@@ -221,8 +221,6 @@ def full_record() -> TaskRecord:
 
 
 class RecordTests(StoreTests):
-    """One task at a time."""
-
     async def test_a_created_task_comes_back_exactly(self, store: Store) -> None:
         for record in (make_record(), full_record(), make_record(owner=None, retention=None)):
             assert await store.create(record, REQUEST) == record
@@ -360,8 +358,6 @@ def ended(record: TaskRecord, **fields: Any) -> TaskRecord:
 
 
 class PartTests(StoreTests):
-    """Requests, outcomes and journals."""
-
     async def test_every_field_of_a_request_comes_back_exactly(self, store: Store) -> None:
         for task_id, request in (("full", FULL_REQUEST), ("small", TaskRequest(name="render", arguments={}))):
             await store.create(make_record(id=task_id), request)
@@ -534,8 +530,6 @@ async def one_of_many(stores: Sequence[Store], **key: Any) -> TaskRecord:
 
 
 class KeyTests(StoreTests):
-    """Idempotency keys."""
-
     async def test_tasks_without_a_key_do_not_meet(self, store: Store) -> None:
         for until_end in (False, True):
             records = [make_record() for _ in range(3)]
@@ -663,8 +657,6 @@ async def ended_under(store: Store, key: str = "key", status: TaskStatus = TaskS
 
 
 class JoiningTests(StoreTests):
-    """Keys that count until their task has ended."""
-
     @pytest.mark.parametrize("status", sorted(status for status in TaskStatus if not status.is_final))
     async def test_a_task_that_has_not_ended_is_joined_as_it_is_now(self, store: Store, status: TaskStatus) -> None:
         first = make_record()
@@ -742,7 +734,7 @@ async def make_ended(
 
 
 async def is_spent(store: Store, at: datetime, key: str = "key", **fields: object) -> bool:
-    """Whether whoever creates under the key at this moment is refused. It makes a task otherwise, which is deleted."""
+    """Whether a creation under the key at this moment is refused. Otherwise its task is deleted again."""
     record = make_record(created_at=at, **fields)
     try:
         made = await store.create(record, REQUEST, key=key)
@@ -755,8 +747,6 @@ async def is_spent(store: Store, at: datetime, key: str = "key", **fields: objec
 
 
 class SpentKeyTests(StoreTests):
-    """Keys that outlive their task."""
-
     async def test_a_task_that_is_there_is_returned_as_without(self, store: Store) -> None:
         record = await make_ended(store)
         for outlives in (None, DAY):
@@ -957,7 +947,7 @@ class SpentKeyTests(StoreTests):
             for key in (None, f"of {parent}"):
                 record = make_record(parent=parent)
                 assert await store.create(record, REQUEST, key=key, key_until_end=True) == record
-        # A child that is there is found, whatever became of its parent.
+        # A child that is there is found, also when its parent has ended.
         parent = await store.create(make_record(), REQUEST)
         child = await store.create(make_record(parent=parent.id), REQUEST, key="found")
         expired = await make_ended(store, "expired", outlives=None, parent=parent.id)
@@ -1009,7 +999,7 @@ class SpentKeyTests(StoreTests):
 
 
 async def race(*acts: Callable[[], Awaitable[object]]) -> Sequence[Exception | None]:
-    """What is raised by each of some acts that begin at the same time."""
+    """The exceptions of some acts that begin at the same time."""
 
     async def attempt(act: Callable[[], Awaitable[object]]) -> Exception | None:
         try:
@@ -1029,8 +1019,6 @@ def saver(store: Store, record: TaskRecord, name: str) -> Callable[[], Awaitable
 
 
 class RaceTests(StoreTests):
-    """Many at once."""
-
     async def test_one_of_fifty_savers_of_a_version_wins(self, store: Store, peer: Store) -> None:
         record = await store.create(make_record(), REQUEST)
         outcomes = await race(*(saver((store, peer)[n % 2], record, f"saver {n}") for n in range(50)))
@@ -1137,7 +1125,7 @@ PLENTY = Share(owner=100)
 
 
 async def lost_and_repeated(lossy: Lossy, act: Callable[[], Awaitable[T]]) -> T:
-    """What the act gives whose first answer is lost. A store may repeat it by itself."""
+    """The result of an act whose first answer is lost. A store may repeat it by itself."""
     _, lose_next = lossy
     lose_next()
     try:
@@ -1165,8 +1153,6 @@ async def others_write(store: Store, record: TaskRecord, times: int) -> TaskReco
 
 
 class RepeatTests(StoreTests):
-    """Lost answers."""
-
     @pytest.mark.parametrize("key", [None, "key"])
     async def test_a_task_is_made_once(self, lossy: Lossy, key: str | None) -> None:
         store, _ = lossy

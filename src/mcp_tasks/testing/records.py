@@ -25,6 +25,6 @@ def make_record(**overrides: Any) -> TaskRecord:
 
 
 def make_request(**overrides: Any) -> TaskRequest:
-    """What `make_record` was asked for; `overrides` are fields of `TaskRequest`."""
+    """The request of `make_record`; `overrides` are fields of `TaskRequest`."""
     fields: dict[str, Any] = {"name": "render", "arguments": {"scene": "forest"}, **overrides}
     return TaskRequest(**fields)
