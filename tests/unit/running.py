@@ -24,7 +24,7 @@ from mcp_tasks.runtime import Body, Ending, Observer, Run, Settings, Success, Ta
 from mcp_tasks.runtime.launch import LaunchSpec, new_task_id
 from mcp_tasks.runtime.lease import uptime
 from mcp_tasks.stores import MemoryStore, Store
-from mcp_tasks.stores.base import Hint, LocalNotifier
+from mcp_tasks.stores.base import Hint, Notifier
 
 LIMIT = 5.0
 """Seconds after which a test that waits has failed."""
@@ -417,7 +417,7 @@ async def _pause(*args: Any, **options: Any) -> None:
     await anyio.lowlevel.checkpoint()
 
 
-class DeafNotifier(LocalNotifier):
+class DeafNotifier(Notifier):
     """Loses every hint."""
 
     async def publish(self, hint: Hint, *, origin: object = None) -> None:
@@ -431,7 +431,7 @@ class DeafStore(MemoryStore):
         super().__init__()
         self._deaf = DeafNotifier()
 
-    def notifier(self) -> LocalNotifier:
+    def notifier(self) -> Notifier:
         return self._deaf
 
 

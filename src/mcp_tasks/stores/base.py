@@ -73,7 +73,7 @@ from mcp_tasks.stores.codec import (
     to_micros,
 )
 from mcp_tasks.stores.encryption import Vault
-from mcp_tasks.stores.hints import Hint, HintFan, Inbox, LocalNotifier, Notifier
+from mcp_tasks.stores.hints import Hint, HintFan, Inbox, Notifier
 
 __all__ = [
     "EVERYBODY",
@@ -87,7 +87,6 @@ __all__ = [
     "IdPage",
     "InSession",
     "Inbox",
-    "LocalNotifier",
     "Notifier",
     "OwnedBy",
     "Owners",

@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Generator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 import anyio
 
@@ -31,22 +31,6 @@ class Hint:
 
     task_id: str
     version: int
-
-
-class Notifier(Protocol):
-    """Carries hints."""
-
-    async def publish(self, hint: Hint, *, origin: object = None) -> None:
-        """Tell all listeners. Never raises: a hint is worth less than the work that caused it."""
-        ...
-
-    def listen(self, *, origin: object = None) -> AbstractAsyncContextManager[AsyncIterator[Hint]]:
-        """Hints from now on, those of this process included: a reader compares versions.
-
-        Hints that were published with the same `origin` may be left out. A slow reader loses the older of two hints for
-        one task, never the newest.
-        """
-        ...
 
 
 class Inbox:
@@ -153,24 +137,28 @@ class HintFan:
             self._of_task.pop(task_id, None)
 
 
-class LocalNotifier:
-    """A notifier for a store that only one process can have."""
+class Notifier:
+    """Carries hints in one process. Stores that processes share derive from it."""
 
     def __init__(self) -> None:
         self._fan = HintFan()
 
     async def publish(self, hint: Hint, *, origin: object = None) -> None:
-        """Tell the listeners of this process."""
+        """Tell all listeners. Never raises: a hint is worth less than the work that caused it."""
         self._fan.put(hint, origin=origin)
 
     @asynccontextmanager
     async def listen(self, *, origin: object = None) -> AsyncGenerator[AsyncIterator[Hint]]:
-        """Hints from now on."""
+        """Hints from now on, those of this process included: a reader compares versions.
+
+        Hints that were published with the same `origin` may be left out. A slow reader loses the older of two hints for
+        one task, never the newest.
+        """
         with self._fan.listen(origin=origin) as hints:
             yield hints
 
 
-class RemoteNotifier(LocalNotifier, ABC):
+class RemoteNotifier(Notifier, ABC):
     """Gives hints of this process to its listeners at once, and those of other processes as they come.
 
     A connection of its own hears the others, for as long as there are listeners.

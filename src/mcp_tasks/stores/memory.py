@@ -30,7 +30,7 @@ from mcp_tasks.stores.base import (
     Creation,
     Kept,
     Listing,
-    LocalNotifier,
+    Notifier,
     Owners,
     Part,
     Place,
@@ -251,12 +251,12 @@ class MemoryStore(Store):
         self._turns: Turns = {}
         self._beats: dict[str, tuple[str, int]] = {}
         self._notes: dict[tuple[str, str], bytes] = {}
-        self._notifier = LocalNotifier()
+        self._notifier = Notifier()
 
     def __repr__(self) -> str:
         return "MemoryStore()"
 
-    def notifier(self) -> LocalNotifier:
+    def notifier(self) -> Notifier:
         """Hints within this process; no other can share this store."""
         return self._notifier
 

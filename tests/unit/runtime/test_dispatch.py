@@ -24,7 +24,7 @@ from mcp_tasks.model.values import Statement
 from mcp_tasks.runtime import Body, Ending, Run, Settings, TaskOptions, TaskRuntime, changes, dispatch
 from mcp_tasks.runtime.sweeps import IDLE_FOR_LONG
 from mcp_tasks.stores import MemoryStore
-from mcp_tasks.stores.base import Handing, Hint, LocalNotifier, Ready
+from mcp_tasks.stores.base import Handing, Hint, Notifier, Ready
 from mcp_tasks.stores.sqlite import SqliteStore
 from mcp_tasks.testing.engine_suite import EngineSuite
 from tests.unit.carrying import Broker, BrokerCarrier, carrying_engine
@@ -581,7 +581,7 @@ async def test_a_task_that_another_queued_and_that_cannot_be_looked_at_is_found_
 
 
 async def test_hints_that_end_are_listened_to_again(caplog: pytest.LogCaptureFixture) -> None:
-    class HangingUp(LocalNotifier):
+    class HangingUp(Notifier):
         """Ends the first time that somebody listens, without a word."""
 
         listeners = 0
