@@ -18,15 +18,16 @@ CREATE TABLE mcp_tasks_tasks (
     status          text COLLATE "C" NOT NULL,
     worker          text COLLATE "C",
     created         bigint NOT NULL,            -- microseconds since 1970, as all instants
-    ready           bigint,                     -- from when on it can be started; NULL if it is claimed, has ended,
-    waits since           bigint,                     -- since when it is queued; NULL if it is not expires
-    bigint,                     -- when it may be removed; NULL while it runs, and if it is kept for good handed
-    boolean NOT NULL,           -- it is queued, and an engine has its id at_work         boolean NOT NULL,           --
-    a worker has it, and it has not ended resuming        boolean NOT NULL,           -- it counts as at work, but not
-    for others that are resuming; in no index key_outlives    bigint,                     -- microseconds for which the
-    key outlives the task; NULL if it does not size            bigint NOT NULL,            -- bytes of request, outcome
-    and journal kept            bigint,                     -- the same of a task that has ended state           bytea
-    NOT NULL
+    ready           bigint,                     -- from when on it can be started; NULL if it is claimed, has ended, waits
+    since           bigint,                     -- since when it is queued; NULL if it is not
+    expires         bigint,                     -- when it may be removed; NULL while it runs, and if it is kept for good
+    handed          boolean NOT NULL,           -- it is queued, and an engine has its id
+    at_work         boolean NOT NULL,           -- a worker has it, and it has not ended
+    resuming        boolean NOT NULL,           -- it counts as at work, but not for others that are resuming; in no index
+    key_outlives    bigint,                     -- microseconds for which the key outlives the task; NULL if it does not
+    size            bigint NOT NULL,            -- bytes of request, outcome and journal
+    kept            bigint,                     -- the same of a task that has ended
+    state           bytea NOT NULL
 ) WITH (fillfactor = 85);
 
 CREATE TABLE mcp_tasks_requests (
@@ -86,10 +87,10 @@ CREATE UNIQUE INDEX mcp_tasks_id ON mcp_tasks_tasks (id);
 CREATE UNIQUE INDEX mcp_tasks_key ON mcp_tasks_tasks (idempotency_key, namespace, owner)
     WHERE idempotency_key IS NOT NULL;
 
--- Listings, with all that they filter by and sort by: what is not on the page is not looked at, however many tasks
--- there are. One of tasks in any status is put together from those of each: two indexes less to keep. POSIX sorts as C
--- does, and only this index has that order, so the planner cannot take another for an owner who had all tasks when it
--- last looked.
+-- Listings, with all that they filter by and sort by: what is not on the page is not looked at, however many tasks there
+-- are. One of tasks in any status is put together from those of each: two indexes less to keep. POSIX sorts as C does,
+-- and only this index has that order, so the planner cannot take another for an owner who had all tasks when it last
+-- looked.
 CREATE INDEX mcp_tasks_status ON mcp_tasks_tasks (namespace, status, created, id);
 CREATE INDEX mcp_tasks_owner ON mcp_tasks_tasks (namespace, owner, status, created, id COLLATE "POSIX");
 CREATE INDEX mcp_tasks_session ON mcp_tasks_tasks (namespace, session, created, id) WHERE session IS NOT NULL;
@@ -105,16 +106,16 @@ CREATE INDEX mcp_tasks_waiting ON mcp_tasks_tasks (namespace, queue, rank, owner
 CREATE INDEX mcp_tasks_due ON mcp_tasks_tasks (namespace, ready, id) WHERE ready > -62135596800000000;
 CREATE INDEX mcp_tasks_claimed ON mcp_tasks_tasks (worker, created, id, namespace) WHERE worker IS NOT NULL;
 
--- For counting: what is handed out of a queue and a tool or at work, and what is either. The last condition says the
--- same in other words, so that Postgres cannot take one index for the other when all tasks are of one tool.
+-- For counting: what is handed out of a queue and a tool or at work, and what is either. The last condition says the same
+-- in other words, so that Postgres cannot take one index for the other when all tasks are of one tool.
 CREATE INDEX mcp_tasks_in_hand_of_owner ON mcp_tasks_tasks (namespace, owner, handed, queue, name, method)
     WHERE handed OR at_work;
 CREATE INDEX mcp_tasks_in_hand_of_tool ON mcp_tasks_tasks (namespace, name, method, handed)
     WHERE handed::int + at_work::int > 0;
 CREATE INDEX mcp_tasks_expires ON mcp_tasks_tasks (expires, created, id) WHERE expires IS NOT NULL;
 
--- Stored bytes are written with the row: nothing more has to be written for them, and no writer waits for another, as
--- it would for a count by owner. `size` is in no index, so that a step or an answer stays on its page; `kept` does not
+-- Stored bytes are written with the row: nothing more has to be written for them, and no writer waits for another, as it
+-- would for a count by owner. `size` is in no index, so that a step or an answer stays on its page; `kept` does not
 -- change any more.
 CREATE INDEX mcp_tasks_kept ON mcp_tasks_tasks (namespace, owner, kept) WHERE kept IS NOT NULL;
 

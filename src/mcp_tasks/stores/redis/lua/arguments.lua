@@ -1,7 +1,7 @@
 -- Every script begins with this: it takes its arguments one by one.
 --
--- All keys begin with KEYS[1], which has the hash tag: in a cluster they are in one slot, on one server, so a script
--- may make up the names of the others.
+-- All keys begin with KEYS[1], which has the hash tag: in a cluster they are in one slot, on one server, so a script may
+-- make up the names of the others.
 --
 -- A task is a hash, `t:ID`, and a list beside it, `j:ID`, its journal, three items to an entry. Its fields:
 --   v version   s state   n namespace   o owner (missing: none)   st status   f "1" once it has ended

@@ -1,6 +1,6 @@
--- Keep a new task, unless one stands under its key. Gives `made` and whether it is dispatched, `exists`, `standing`
--- with the task that stands there, or `spent` if that is gone or has expired and the key outlives it; with the id of
--- the task if its parent is open, and without one if its parent has ended or is gone.
+-- Keep a new task, unless one stands under its key. Gives `made` and whether it is dispatched, `exists`, `standing` with
+-- the task that stands there, or `spent` if that is gone or has expired and the key outlives it; with the id of the task
+-- if its parent is open, and without one if its parent has ended or is gone.
 
 local id, version, namespace, owner = take(), take(), take(), take_list()
 local state, request, status, ended = take(), take(), take(), take()

@@ -1,6 +1,6 @@
 -- Forget tasks that have expired before a place, the first ones. Gives whether it came to the end of those, and of each
--- its version and its id, and if they are wanted its owner, its namespace and its state. Those that the server removed
--- by itself leave the indexes. Of the keys that outlived their tasks until now, some are forgotten as well.
+-- its version and its id, and if they are wanted its owner, its namespace and its state. Those that the server removed by
+-- itself leave the indexes. Of the keys that outlived their tasks until now, some are forgotten as well.
 
 local before, limit, looks, states = take(), tonumber(take()), tonumber(take()), take() == '1'
 local now, keys = take(), take()

@@ -1,8 +1,8 @@
--- Choose among what waits: higher priorities first, owners by turns, within a share (the rules of
--- `stores/fairness.py`). Gives id, owner, namespace and state of each.
+-- Choose among what waits: higher priorities first, owners by turns, within a share (the rules of `stores/fairness.py`).
+-- Gives id, owner, namespace and state of each.
 --
--- Waiting tasks are in one index, `line:NAMESPACE`, by queue, rank, owner, tool and creation, parted by colons. From
--- each value one can go to the next queue, rank, owner or tool, and reads nothing in between.
+-- Waiting tasks are in one index, `line:NAMESPACE`, by queue, rank, owner, tool and creation, parted by colons. From each
+-- value one can go to the next queue, rank, owner or tool, and reads nothing in between.
 
 local namespace, limit, mark = take(), tonumber(take()), take() == '1'
 local share, any_queue, queues = take_share(), take() == '1', take_list()

@@ -2,8 +2,8 @@
 -- A worker beats for one namespace: its count moves with it.
 
 local worker, beats, counted = take(), take(), tonumber(take())
--- A server without memory refuses a script at its first write, unless that one only frees memory; what follows is
--- taken. No worker has this name.
+-- A server without memory refuses a script at its first write, unless that one only frees memory; what follows is taken.
+-- No worker has this name.
 call('HDEL', P .. 'beating', '')
 local before = call('HGET', P .. 'beating', worker)
 if before and before ~= beats then

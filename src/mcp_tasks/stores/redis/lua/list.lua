@@ -1,9 +1,9 @@
 -- The rows of a listing behind a member of its index (before it, and backwards, if the newest come first): those in one
--- status or any that have not expired. Gives the last member that was looked at, if there may be more behind it, and
--- then the rows.
+-- status or any that have not expired. Gives the last member that was looked at, if there may be more behind it, and then
+-- the rows.
 
-local index, after, limit, now, status, looks = take(), take(), tonumber(take()), tonumber(take()), take(),
-tonumber(take()) local newest_first = take() == 'newest'
+local index, after, limit, now, status, looks = take(), take(), tonumber(take()), tonumber(take()), take(), tonumber(take())
+local newest_first = take() == 'newest'
 
 local first = after == '' and (newest_first and '+' or '-') or '(' .. after
 local command, last_bound = 'ZRANGEBYLEX', '+'

@@ -1,6 +1,5 @@
--- Some fields of a task, if it has this owner ('' for none, otherwise behind a '='; '*' for any). Of another owner's
--- task nothing is read: it takes as long as if there were none. The last field is left out if it has more than `most`
--- bytes.
+-- Some fields of a task, if it has this owner ('' for none, otherwise behind a '='; '*' for any). Of another owner's task
+-- nothing is read: it takes as long as if there were none. The last field is left out if it has more than `most` bytes.
 
 local task, owner, most, fields = P .. 't:' .. take(), take(), optional(take()), take_list()
 if owner ~= '*' then

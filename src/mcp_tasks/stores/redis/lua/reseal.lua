@@ -1,5 +1,5 @@
--- Put new bytes in the place of a field of a row, or of an entry of a journal, if it is still what was seen. Gives
--- whether it was. Encrypted bytes are longer, so the size of the task changes.
+-- Put new bytes in the place of a field of a row, or of an entry of a journal, if it is still what was seen. Gives whether
+-- it was. Encrypted bytes are longer, so the size of the task changes.
 
 local kind, name, place, seen = take(), take(), take(), take()
 local key, new = P .. name, nil

@@ -134,8 +134,8 @@ end
 
 -- ---- keeping and removing
 
--- Once a task has ended and has a retention, the server removes it by itself if no sweep does: `left` remembers where
--- it is in the indexes. Any other task stays, whatever happens. A key that outlives its task has its time after that.
+-- Once a task has ended and has a retention, the server removes it by itself if no sweep does: `left` remembers where it
+-- is in the indexes. Any other task stays, whatever happens. A key that outlives its task has its time after that.
 local function keep_for(id, milliseconds, packed, key, had_ended, outlives)
   local keys = { P .. 't:' .. id, P .. 'j:' .. id, key and P .. key or nil }
   if milliseconds then
@@ -158,8 +158,8 @@ local function forget_children(id)
 end
 
 -- `now` is from when on the time of a key runs that outlives the task; if it is not given, the task's expiry. An
--- idempotency key is a string with the id of the task that stands under it. One that outlives its task is in `spent`
--- from then on, scored with the instant until which it does.
+-- idempotency key is a string with the id of the task that stands under it. One that outlives its task is in `spent` from
+-- then on, scored with the instant until which it does.
 local function forget(id, now)
   local found = call('HMGET', P .. 't:' .. id, 'ix', 'h', 'k', 'ko', 'e', 'kc')
   local key, outlives, since = found[3], tonumber(found[4] or 0), now or found[5] or found[6]

@@ -5,17 +5,23 @@ CREATE TABLE tasks (
     id              TEXT NOT NULL UNIQUE,
     version         INTEGER NOT NULL,
     namespace       TEXT NOT NULL,
-    owner           BLOB NOT NULL,     -- '=' and the owner; empty for no owner. Bytes, which Python sorts as SQLite
-    does session         TEXT, parent          TEXT, idempotency_key TEXT, key_outlives    INTEGER,           --
-    microseconds for which the key outlives the task; NULL if it does not queue           TEXT NOT NULL, rank
-    INTEGER NOT NULL,  -- the priority with its sign turned: what comes first is smaller tool            BLOB NOT NULL,
-    -- a digest of method and name: compared and never read, as the state may be encrypted status          TEXT NOT
-    NULL, worker          TEXT, hand            INTEGER,           -- queued: 0 waiting, 1 handed out; claimed: 2 at
-    work, 3 resuming; otherwise NULL created         INTEGER NOT NULL,  -- microseconds since 1970, as all instants
-    since           INTEGER,           -- since when it is queued; NULL if it is not ready           INTEGER,
-    -- from when on it can be started; NULL if it is claimed, has ended, or waits expires         INTEGER,           --
-    when it may be removed; NULL while it runs, and if it is kept for good seq             INTEGER NOT NULL,  -- the
-    batch that last changed it, see `meta` state           BLOB NOT NULL
+    owner           BLOB NOT NULL,     -- '=' and the owner; empty for no owner. Bytes, which Python sorts as SQLite does
+    session         TEXT,
+    parent          TEXT,
+    idempotency_key TEXT,
+    key_outlives    INTEGER,           -- microseconds for which the key outlives the task; NULL if it does not
+    queue           TEXT NOT NULL,
+    rank            INTEGER NOT NULL,  -- the priority with its sign turned: what comes first is smaller
+    tool            BLOB NOT NULL,     -- a digest of method and name: compared and never read, as the state may be encrypted
+    status          TEXT NOT NULL,
+    worker          TEXT,
+    hand            INTEGER,           -- queued: 0 waiting, 1 handed out; claimed: 2 at work, 3 resuming; otherwise NULL
+    created         INTEGER NOT NULL,  -- microseconds since 1970, as all instants
+    since           INTEGER,           -- since when it is queued; NULL if it is not
+    ready           INTEGER,           -- from when on it can be started; NULL if it is claimed, has ended, or waits
+    expires         INTEGER,           -- when it may be removed; NULL while it runs, and if it is kept for good
+    seq             INTEGER NOT NULL,  -- the batch that last changed it, see `meta`
+    state           BLOB NOT NULL
 );
 
 -- Apart from the row, because an UPDATE writes the whole row again: a progress report on a call with a megabyte of
@@ -96,9 +102,9 @@ CREATE TABLE child_keys (
 
 CREATE UNIQUE INDEX tasks_key ON tasks (idempotency_key, namespace, owner) WHERE idempotency_key IS NOT NULL;
 
--- One index for each way of listing, with all that it filters by and sorts by: what is not on the page is not looked
--- at, however many tasks there are. Columns that never change cost a write only when a task is made. The tasks of a
--- session or a parent in one status are few: no index for those.
+-- One index for each way of listing, with all that it filters by and sorts by: what is not on the page is not looked at,
+-- however many tasks there are. Columns that never change cost a write only when a task is made. The tasks of a session
+-- or a parent in one status are few: no index for those.
 CREATE INDEX tasks_created ON tasks (namespace, created, id);
 CREATE INDEX tasks_owner ON tasks (namespace, owner, created, id);
 CREATE INDEX tasks_status ON tasks (namespace, status, created, id);
@@ -116,8 +122,7 @@ CREATE INDEX tasks_claimed ON tasks (worker, created, id, namespace) WHERE worke
 CREATE INDEX tasks_expires ON tasks (expires, created, id, version) WHERE expires IS NOT NULL;
 CREATE INDEX tasks_backlog ON tasks (namespace, queue, ready, since) WHERE ready IS NOT NULL;
 
--- Ordered so that from each entry one can go to the next queue, priority, owner or tool, and look at nothing in
--- between.
+-- Ordered so that from each entry one can go to the next queue, priority, owner or tool, and look at nothing in between.
 CREATE INDEX tasks_waiting ON tasks (namespace, queue, rank, owner, tool, created, id, hand) WHERE hand = 0;
 
 -- For counting: what is handed out of a queue and a tool, what is at work or resuming, and what is any of these.
