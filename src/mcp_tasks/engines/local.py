@@ -25,13 +25,10 @@ class Waitlist:
     """Ids that wait for a slot, each once: by priority, then the lanes in turn, then the owners of a lane in turn."""
 
     def __init__(self) -> None:
-        # The lane whose turn it is comes first, and so does the owner. OrderedDict, because finding the first key of a
-        # dict takes longer the more keys were removed before it.
-        self._levels: dict[int, OrderedDict[Lane, OrderedDict[str | None, deque[str]]]] = {}
+        # By priority, without empty levels. The lane whose turn it is comes first, and so does the owner. OrderedDict,
+        # because finding the first key of a dict takes longer the more keys were removed before it.
+        self.levels: dict[int, OrderedDict[Lane, OrderedDict[str | None, deque[str]]]] = {}
         self._ids: dict[Lane, set[str]] = {"new": set(), "again": set()}
-
-    def __bool__(self) -> bool:
-        return bool(self._levels)
 
     def count(self, lane: Lane) -> int:
         return len(self._ids[lane])
@@ -41,14 +38,14 @@ class Waitlist:
         if any(task_id in ids for ids in self._ids.values()):
             return
         self._ids[lane].add(task_id)
-        level = self._levels.setdefault(priority, OrderedDict({"again": OrderedDict(), "new": OrderedDict()}))
+        level = self.levels.setdefault(priority, OrderedDict({"again": OrderedDict(), "new": OrderedDict()}))
         level[lane].setdefault(owner, deque()).append(task_id)
 
     def take(self, passed_over: Set[str]) -> tuple[str, str | None]:
         """Take the next id, and its owner: one of an owner that is not passed over, if there is any."""
         for skipped in (passed_over, frozenset[str]()):
-            for priority in sorted(self._levels, reverse=True):
-                for lane, owners in self._levels[priority].items():
+            for priority in sorted(self.levels, reverse=True):
+                for lane, owners in self.levels[priority].items():
                     # Owners with their full share are few, by what a share is: this takes few steps.
                     for owner in owners:
                         if owner not in skipped:
@@ -56,14 +53,14 @@ class Waitlist:
         raise IndexError("no id waits")
 
     def _pop(self, priority: int, lane: Lane, owner: str | None) -> str:
-        level = self._levels[priority]
+        level = self.levels[priority]
         ids = level[lane].pop(owner)
         task_id = ids.popleft()
         if ids:
             level[lane][owner] = ids
         level.move_to_end(lane)
         if not any(level.values()):
-            del self._levels[priority]
+            del self.levels[priority]
         self._ids[lane].remove(task_id)
         return task_id
 
@@ -120,9 +117,9 @@ class Slots:
                 self.release()
             raise
 
-    def count_for(self, owner: str | None, by: int) -> None:
+    def count_for(self, owner: str, by: int) -> None:
         """Note that a task of the owner has a slot (1) or has it no more (-1)."""
-        if owner is None or self._share is None:
+        if self._share is None:
             return
         self._held[owner] += by
         if self._held[owner] >= self._share:
@@ -174,7 +171,8 @@ class LocalSlot:
         self._on_claimed = on_claimed
         self._acquired = True
         self._acquiring = asyncio.Lock()
-        slots.count_for(owner, 1)
+        if owner is not None:
+            slots.count_for(owner, 1)
 
     def start(self, task_id: str) -> bool:
         """Run the task now. False if nothing is started any more; the slot is then free again."""
@@ -189,7 +187,8 @@ class LocalSlot:
         """Let another run have it."""
         if self._acquired:
             self._acquired = False
-            self._slots.count_for(self._owner, -1)
+            if self._owner is not None:
+                self._slots.count_for(self._owner, -1)
             self._slots.release()
 
     async def acquire(self) -> None:
@@ -198,7 +197,8 @@ class LocalSlot:
         async with self._acquiring:
             if not self._acquired:
                 await self._slots.acquire()
-                self._slots.count_for(self._owner, 1)
+                if self._owner is not None:
+                    self._slots.count_for(self._owner, 1)
                 self._acquired = True
 
 
@@ -229,12 +229,12 @@ class LocalEngine:
     @property
     def has_room(self) -> bool:
         """Whether a slot is free and no id waits for it."""
-        return self._execute is not None and not self._waiting and self._slots.any_free
+        return self._execute is not None and not self._waiting.levels and self._slots.any_free
 
     @property
     def is_idle(self) -> bool:
         """Whether no id waits, and all runs only wait."""
-        return self._slots.all_free and not self._waiting
+        return self._slots.all_free and not self._waiting.levels
 
     async def start(self, execute: Execute | None, serves: Serves = EVERYTHING) -> None:
         """Begin to call `execute` for submitted ids; None to run nothing here."""
@@ -359,7 +359,7 @@ class LocalEngine:
 
     def _start_next(self, slots: Slots) -> bool:
         # Runs that an earlier start left behind return their slots there, and start nothing now.
-        if slots is not self._slots or self._execute is None or not self._waiting:
+        if slots is not self._slots or self._execute is None or not self._waiting.levels:
             return False
         task_id, owner = self._waiting.take(slots.sated)
         return self.begin(task_id, LocalSlot(self, slots, owner))
@@ -370,8 +370,11 @@ class LocalEngine:
             await execute(task_id, slot)
         finally:
             del running[task_id]
-            if running is self._running and (wanted := self._again.pop(task_id, None)) is not None:
+            wanted = self._again.pop(task_id, None) if running is self._running else None
+            if wanted is not None:
                 owner, priority = wanted
                 self._waiting.put(task_id, "again", owner=owner, priority=priority)
             slot.release()
-            self._slots.dispatch()
+            if wanted is not None:
+                # Also if the run had released its slot before.
+                self._slots.dispatch()

@@ -192,6 +192,7 @@ class Lifecycle:
         self._runtime: TaskRuntime | None = None
         self._body: ToolBody | None = None
         self._server: AnyServer | None = None
+        # Of the lifespans entered now. The first is usually the last to be left: the process's own, not a client's.
         self._states: list[Any] = []
         # Starting and stopping wait for each other. A lock belongs to one event loop, a `Tasks` object may not.
         self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
@@ -277,7 +278,7 @@ class Lifecycle:
             raise without_tasks(server)
         usual, self.setup = self.setup, setup
         try:
-            return await self._own_runtime(server.name, ToolBody(host, self._state, self.open_calls))
+            return await self._own_runtime(server.name, ToolBody(host, self._states, self.open_calls))
         finally:
             self.setup = usual
 
@@ -342,7 +343,7 @@ class Lifecycle:
             self._states.append(state)
             try:
                 if self._runtime is None:
-                    self._body = ToolBody(host, self._state, self.open_calls)
+                    self._body = ToolBody(host, self._states, self.open_calls)
                     runtime = await self._own_runtime(server.name, self._body)
                     await runtime.start()
                     self.telemetry.begin(runtime, self._catalogue.names())
@@ -364,11 +365,6 @@ class Lifecycle:
         return await self.new_runtime(
             body, server_name=server_name, store=store, engine=parts.engine, clock=self.setup.clock
         )
-
-    def _state(self) -> Any:
-        """The lifespan's state: of those entered now the first, which is usually the last to be left (the process's
-        own, not a client's)."""
-        return self._states[0]
 
     async def _leave(self, state: Any) -> None:
         # By identity: two clients of a server may have equal states, and each must remove its own.

@@ -413,7 +413,7 @@ class Tasks(LocalCalls, Working, Extension):
         Raises:
             WiringError: The event loop is not asyncio's.
         """
-        body = ToolBody(MCPServerHost(server), lambda: state, self._lifecycle.open_calls)
+        body = ToolBody(MCPServerHost(server), [state], self._lifecycle.open_calls)
         return await self._lifecycle.new_runtime(body, server_name=server.name, store=store, engine=engine, clock=clock)
 
     # What the SDK calls

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import math
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -130,6 +130,8 @@ class OpenCalls:
     def __init__(self, patience: float = PATIENCE) -> None:
         self._patience = patience
         self._lines: dict[str, list[_Line]] = {}
+        self.tasks: Collection[str] = self._lines.keys()
+        """The tasks that have an open call."""
         self._listeners: dict[str, list[Listener]] = {}
 
     @contextmanager
@@ -503,13 +505,13 @@ class ToolBody:
     """The body of every run: calls the tool that the record names.
 
     Args:
-        lifespan_state: Returns the state that the server's lifespan yields.
+        states: The states that the server's lifespan yielded. Tools see the first.
         calls: The calls that are open in this process.
     """
 
-    def __init__(self, host: ToolHost, lifespan_state: Callable[[], Any], calls: OpenCalls) -> None:
+    def __init__(self, host: ToolHost, states: Sequence[Any], calls: OpenCalls) -> None:
         self.host = host
-        self._lifespan_state = lifespan_state
+        self._states = states
         self._calls = calls
         self._clients = ClientCache()
         self._had: WeakSet[OpenCall] = WeakSet()
@@ -525,7 +527,7 @@ class ToolBody:
             return await run.ask_all(questions_in(question, run.request))
 
         body_at_work.set(self)
-        call = self._first_call(run)
+        call = self._first_call(run) if run.record.id in self._calls.tasks else None
         if call is not None:
             auth_context_var.set(call.user)
         try:
@@ -558,7 +560,7 @@ class ToolBody:
             return await run.ask_all(questions_in(question, run.request))
 
         if run is None:
-            context = lone_context(request.method, self._lifespan_state(), _fields(request))
+            context = lone_context(request.method, self._states[0], _fields(request))
         else:
             context = self._context(run, request, self._first_call(run))
         return await self._result(request, context, answered)
@@ -591,7 +593,7 @@ class ToolBody:
         connection.initialized.set()
         return ServerRequestContext(
             session=ServerSession(TaskChannel(run, self._calls), connection, request_meta=_ALL_LOGS),
-            lifespan_context=self._lifespan_state(),
+            lifespan_context=self._states[0],
             protocol_version=own.protocol_version,
             method=request.method,
             params=_fields(request),
