@@ -20,7 +20,7 @@ import anyio
 
 from mcp_tasks._utils import BoundedDict
 from mcp_tasks.errors import LimitExceeded
-from mcp_tasks.model.json import check_json, is_large
+from mcp_tasks.model.json import LARGE, check_json, rough_size
 from mcp_tasks.model.limits import Limits
 from mcp_tasks.model.record import TaskRequest
 from mcp_tasks.protocol.outcomes import Unread
@@ -159,7 +159,7 @@ class Limiting:
                 await self.nameless("creates", owner, connection)
         elif owner != self._free:
             await self._take("owner_creates", "You start tasks", self._owner_creates, owner)
-        if is_large([request.arguments, request.meta, request.input_responses]):
+        if rough_size([request.arguments, request.meta, request.input_responses]) > LARGE:
             # Others are served meanwhile: to go through a mebibyte of brackets takes a tenth of a second.
             await asyncio.to_thread(self.check_request, request)
         else:

@@ -196,7 +196,7 @@ class TasksProtocol:
         """
         if method not in caller.version.methods:
             raise RpcError(METHOD_NOT_FOUND, "Method not found", method)
-        if not caller.declares(EXTENSION_ID):
+        if not caller.takes_tasks:
             raise _undeclared()
 
     async def admit(self, caller: Caller, turns: int = 1) -> str | None:
@@ -276,7 +276,7 @@ class TasksProtocol:
         """Make the task of a call that becomes one at once. Raises what `plan` and `TaskRuntime.launch` raise."""
         spec = await self.plan(caller, request, options, retention=retention)
         # SEP-2663: not answered before the task is durably created; `launch` returns no sooner.
-        return created(await self._runtime().launch(spec))
+        return Message(fields=render_created(await self._runtime().launch(spec)))
 
     # tasks/*
 
@@ -507,12 +507,6 @@ def _undeclared() -> RpcError:
 def _acknowledged() -> Message:
     """The answer to `tasks/update` and `tasks/cancel`: exactly this, with no task fields."""
     return Message(fields={"resultType": "complete"})
-
-
-def created(record: TaskRecord) -> Message:
-    """The answer to a call that became a task."""
-    # As of its last change: the task is there, and the answer goes out also while the server stops.
-    return Message(fields=render_created(record, record.updated_at))
 
 
 def actor_of(record: TaskRecord) -> Actor:

@@ -74,6 +74,7 @@ class Caller:
         client_info: What the client says of itself, as JSON; None if it says nothing.
         headers: The headers of the HTTP request, by lower-case name; empty on other transports.
         version: The row of that version in the table of differences.
+        takes_tasks: Whether the client said, for this very request, that it takes tasks as SEP-2663 has them.
         connection: The network connection that the request came on, as the HTTP server names it: host and port of the
             other side. An HTTP server that trusts a proxy names the address that the proxy forwards. Empty if the
             server does not say; None on transports without a network.
@@ -87,9 +88,12 @@ class Caller:
     headers: Mapping[str, str] = field(default_factory=lambda: _NOTHING)
     connection: str | None = None
     version: ProtocolVersion = field(init=False, repr=False, compare=False)
+    takes_tasks: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "version", VERSIONS.get(self.protocol_version, UNKNOWN_VERSION))
+        version = VERSIONS.get(self.protocol_version, UNKNOWN_VERSION)
+        object.__setattr__(self, "version", version)
+        object.__setattr__(self, "takes_tasks", version.has_extension and self.declares(EXTENSION_ID))
 
     def declares(self, extension: str) -> bool:
         """Whether the client declared an extension. A declaration is an object; anything else is not one."""
@@ -97,11 +101,6 @@ class Caller:
         return isinstance(extensions, Mapping) and isinstance(
             cast("Mapping[str, Any]", extensions).get(extension), Mapping
         )
-
-    @property
-    def takes_tasks(self) -> bool:
-        """Whether the client said, for this very request, that it takes tasks as SEP-2663 has them."""
-        return self.version.has_extension and self.declares(EXTENSION_ID)
 
 
 logger: Final = get_logger(__name__)

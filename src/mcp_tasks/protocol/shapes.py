@@ -155,9 +155,10 @@ class Message:
 _MILLISECOND = timedelta(milliseconds=1)
 
 
-def render_created(record: TaskRecord, now: datetime) -> dict[str, Any]:
+def render_created(record: TaskRecord) -> dict[str, Any]:
     """`CreateTaskResult`: the seed state of the task, flat, with nothing of its outcome."""
-    return {"resultType": "task", **_task(record, now)}
+    # As of its last change: the task is there, and the answer goes out also while the server stops.
+    return {"resultType": "task", **_task(record, record.updated_at)}
 
 
 def render_task(record: TaskRecord, now: datetime) -> dict[str, Any]:
@@ -243,8 +244,8 @@ def _task(record: TaskRecord, now: datetime) -> dict[str, Any]:
         "lastUpdatedAt": timestamp(record.updated_at),
         **render_moving(record, now),
     }
-    message = status_message(record)
-    if message is not None:
+    has_message = record.status_message is not None or record.progress is not None
+    if has_message and (message := status_message(record)) is not None:
         task["statusMessage"] = valid_text(message)
     return task
 

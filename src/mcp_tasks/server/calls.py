@@ -68,7 +68,8 @@ class Calls:
             if answer is not None:
                 return answer
         # First, because a tool that is not marked pays for this on every call.
-        if self._catalogue.is_plain(self._catalogue.known_tool(name)) and not is_resumed:
+        known = self._catalogue.known_tool(name)
+        if known is not None and known.is_plain and not is_resumed:
             return await _plain_call(ctx, call_next)
         tool = await self._tool_for(params)
         if is_resumed:

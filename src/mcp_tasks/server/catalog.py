@@ -179,6 +179,7 @@ class Served:
         retention: How long the task of a call is kept after it ended; None for as long as the store lives.
         max_retention: The longest that a caller may ask for; None for no limit.
         is_marked: Whether its author said that calls of it may become tasks.
+        is_plain: Whether no call of it becomes a task, whatever a rule of the author's says.
         at_once: Whether a call with small arguments that fit becomes a task at once, whatever the tool does.
         resolves: Whether the SDK asks for parameters of the tool before it enters the body.
         check: Says why the SDK will refuse arguments; None where that is not known.
@@ -189,6 +190,7 @@ class Served:
     retention: timedelta | None = None
     max_retention: timedelta | None = None
     is_marked: bool = True
+    is_plain: bool = False
     at_once: bool = False
     resolves: bool = False
     check: Callable[[Mapping[str, Any]], Exception | None] | None = None
@@ -405,10 +407,6 @@ class Catalogue:
 
     # Tools
 
-    def is_plain(self, tool: Served | None) -> bool:
-        """Whether calls of the tool are known not to become tasks. It is asked on every call."""
-        return tool is not None and not tool.is_marked and not self._augments
-
     def knows(self, name: str) -> bool:
         """Whether the server lists a tool of that name, or its author named one: a low-level server may list none."""
         return name in self._tools or ("tool", name) in self._marks
@@ -584,6 +582,7 @@ class Catalogue:
             retention=retention,
             max_retention=longest,
             is_marked=said is not None,
+            is_plain=said is None and not self._augments,
             at_once=not (
                 said is None
                 or options.mode == "forbidden"

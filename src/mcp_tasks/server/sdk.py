@@ -39,10 +39,17 @@ from mcp_tasks.model.json import LARGE, JsonObject, encode_in_pieces, is_large, 
 from mcp_tasks.model.record import TaskRecord, TaskRequest
 from mcp_tasks.protocol.errors import RpcError
 from mcp_tasks.protocol.listen import End, Listening
-from mcp_tasks.protocol.methods import TasksProtocol, created
+from mcp_tasks.protocol.methods import TasksProtocol
 from mcp_tasks.protocol.outcomes import decoded
 from mcp_tasks.protocol.owners import Caller, Identity
-from mcp_tasks.protocol.shapes import EXTENSION_ID, IDEMPOTENCY_CAPABILITY, AnyParams, Message, render_result
+from mcp_tasks.protocol.shapes import (
+    EXTENSION_ID,
+    IDEMPOTENCY_CAPABILITY,
+    AnyParams,
+    Message,
+    render_created,
+    render_result,
+)
 from mcp_tasks.protocol.versions import version_of
 from mcp_tasks.quiet import get_logger
 from mcp_tasks.runtime import TaskRuntime
@@ -346,7 +353,7 @@ async def encode_answer(answer: CallAnswer) -> HandlerResult:
     """The answer to a `tools/call`, as the SDK wants it."""
     match answer:
         case TaskRecord():
-            return created(answer).fields
+            return render_created(answer)
         case Question():
             return {"resultType": "input_required", **answer.question}
         case InlineResult():

@@ -184,7 +184,7 @@ def test_what_our_server_writes_our_client_reads(record: TaskRecord) -> None:
     assert abs(snapshot.updated_at - record.updated_at) < timedelta(milliseconds=1)
     assert (snapshot.expires_at is None) == (rendered["ttlMs"] is None) == (record.retention is None)
     assert rendered == {"resultType": "complete", **render_detailed(record, NOON), **outcome}
-    created = render_created(record, NOON)
+    created = render_created(record)
     assert (created["resultType"], parse_created(created).id) == ("task", record.id)
     assert not created.keys() & {"result", "error", "inputRequests"}
 
@@ -194,7 +194,7 @@ def test_what_our_server_writes_our_client_reads(record: TaskRecord) -> None:
 
 @pytest.mark.parametrize("retention", [None, timedelta(hours=1)])
 def test_the_answer_to_a_call_is_read_and_written_as_it_was(retention: timedelta | None) -> None:
-    rendered = render_created(make_record(id="task_1", retention=retention), NOON)
+    rendered = render_created(make_record(id="task_1", retention=retention))
     read = CreateTaskResult.model_validate(rendered)
     assert read.status is TaskStatus.WORKING
     assert read.model_dump(by_alias=True, mode="json", exclude_none=True) == rendered

@@ -195,7 +195,7 @@ class _App:
             return None
         name, catalogue = admitted.name or "", self._path.catalogue
         tool = catalogue.known_tool(name)
-        if catalogue.is_plain(tool):
+        if tool is not None and tool.is_plain:
             # Its body is not even read here.
             raise HandedOver(Handover.OTHER_METHOD)
         return None if name in catalogue.companions else tool

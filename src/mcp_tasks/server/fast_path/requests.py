@@ -23,6 +23,8 @@ from mcp_tasks.quiet import LONGEST_LINE
 
 _MEMBERS: Final = frozenset({"jsonrpc", "id", "method", "params"})
 
+_JSON: Final = (b"content-type", b"application/json")
+
 _SAFE: Final = 2**53
 """Integers from here on are not the same to every parser; as an id they are left to the SDK."""
 
@@ -106,7 +108,8 @@ async def send_result(send: Send, request_id: str | int, result: bytes) -> None:
     head = b'{"jsonrpc":"2.0","id":%b,"result":' % to_json(request_id)
     # A large result is not copied: it may take long until all of it has been read.
     parts = [b"%b%b}" % (head, result)] if len(result) <= LARGE else [head, result, b"}"]
-    await send(_start(200, sum(map(len, parts))))
+    headers = [(b"content-length", b"%d" % sum(map(len, parts))), _JSON]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
     for number, body in enumerate(parts, start=1):
         await send({"type": "http.response.body", "body": body, "more_body": number < len(parts)})
 
@@ -115,13 +118,9 @@ async def send_error(send: Send, request_id: str | int, error: ErrorData) -> Non
     """Answer with an error, and the status that the SDK has for its code."""
     told = error.model_dump(mode="json", by_alias=True, exclude_none=True)
     body = to_json({"jsonrpc": "2.0", "id": request_id, "error": told})
-    await send(_start(ERROR_CODE_HTTP_STATUS.get(error.code, 200), len(body)))
+    status, headers = ERROR_CODE_HTTP_STATUS.get(error.code, 200), [(b"content-length", b"%d" % len(body)), _JSON]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
-
-
-def _start(status: int, length: int) -> Message:
-    headers = [(b"content-length", b"%d" % length), (b"content-type", b"application/json")]
-    return {"type": "http.response.start", "status": status, "headers": headers}
 
 
 # ---- counts
