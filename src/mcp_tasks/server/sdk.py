@@ -374,31 +374,30 @@ def caller_of(ctx: RequestContext) -> Caller:
     headers: Mapping[str, str] = getattr(ctx.request, "headers", {})
     scope: Any = None if ctx.request is None else getattr(ctx.request, "scope", {})
     if version_of(ctx.protocol_version).describes_client:
-        return modern_caller(ctx.protocol_version, request_meta(ctx), headers, scope)
+        # As they came, not dumped from the SDK's models again: a run has them parsed by the SDK, as this call had.
+        return make_caller(ctx.protocol_version, request_meta(ctx), headers, scope)
     handshake = ctx.session.client_params
-    principal, identity = authenticated()
-    return Caller(
-        protocol_version=ctx.protocol_version,
-        principal=principal,
-        identity=identity,
-        capabilities={} if handshake is None else _dumped(handshake.capabilities),
-        client_info=None if handshake is None else _dumped(handshake.client_info),
-        headers=headers,
-        connection=_connection(scope),
-    )
+    meta: dict[str, Any] = {}
+    if handshake is not None:
+        capabilities, client_info = _dumped(handshake.capabilities), _dumped(handshake.client_info)
+        meta = {CLIENT_CAPABILITIES_META_KEY: capabilities, CLIENT_INFO_META_KEY: client_info}
+    return make_caller(ctx.protocol_version, meta, headers, scope)
 
 
-def modern_caller(
+def make_caller(
     version: str, meta: Mapping[str, Any], headers: Mapping[str, str], scope: Mapping[str, Any] | None
 ) -> Caller:
-    """Who calls, in a version where every request says so itself, in its `_meta`.
+    """Who calls, by what a client says of itself in the `_meta` of each request.
 
     Args:
         scope: The ASGI scope of the request; None on other transports.
     """
-    # As they came, not dumped from the SDK's models again: a run has them parsed by the SDK, as this call had.
     principal, identity = authenticated()
     capabilities, client_info = meta.get(CLIENT_CAPABILITIES_META_KEY), meta.get(CLIENT_INFO_META_KEY)
+    # No header is read here. Behind a proxy the HTTP server knows whether it is one that the operator trusts, and names
+    # the address that it forwards, with 0 for the port; connections of any other proxy are the proxy's own.
+    client: Sequence[Any] | None = None if scope is None else scope.get("client")
+    address = "" if client is None else f"{client[0]} {client[1]}"
     return Caller(
         protocol_version=version,
         principal=principal,
@@ -406,20 +405,8 @@ def modern_caller(
         capabilities=cast("JsonObject", capabilities) if isinstance(capabilities, dict) else {},
         client_info=cast("JsonObject", client_info) if isinstance(client_info, dict) else None,
         headers=headers,
-        connection=_connection(scope),
+        connection=None if scope is None else address,
     )
-
-
-def _connection(scope: Mapping[str, Any] | None) -> str | None:
-    """A network connection: host and port of the other side.
-
-    No header is read here. Behind a proxy the HTTP server knows whether it is one that the operator trusts, and names
-    the address that it forwards, with 0 for the port; connections of any other proxy are the proxy's own.
-    """
-    if scope is None:
-        return None
-    client: Sequence[Any] | None = scope.get("client")
-    return "" if client is None else f"{client[0]} {client[1]}"
 
 
 def authenticated() -> tuple[str, Identity] | tuple[None, None]:

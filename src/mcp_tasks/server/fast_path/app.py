@@ -43,7 +43,7 @@ from mcp_tasks.server.fast_path.requests import (
     send_result,
     traced,
 )
-from mcp_tasks.server.sdk import modern_caller, request_of, take_parts
+from mcp_tasks.server.sdk import make_caller, request_of, take_parts
 from mcp_tasks.server.tool_runner import to_mcp_error
 from mcp_tasks.telemetry.traces import is_traced
 
@@ -157,7 +157,7 @@ class _App:
             tool = self._tool(admitted)
             data, messages = await read_body(receive, self._largest)
             request = self._admission.understand(admitted, data)
-            caller = modern_caller(admitted.version, request.meta, Headers(raw=scope["headers"]), scope)
+            caller = make_caller(admitted.version, request.meta, Headers(raw=scope["headers"]), scope)
             arguments = self._arguments(admitted, request, caller, tool) if admitted.method == "tools/call" else None
         except Exception as exc:
             # A defect in code that only looks at a request: the SDK may well answer it.
