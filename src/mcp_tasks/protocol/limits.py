@@ -92,7 +92,7 @@ class Pace:
 
 
 class Limiting:
-    """Refuses or slows requests beyond the limits of one server.
+    """Refuses or slows requests beyond the limits of one server. What is refused raises `LimitExceeded`.
 
     Args:
         clock: Seconds that only go forward.
@@ -133,27 +133,16 @@ class Limiting:
 
         Args:
             turns: As how many requests it counts.
-
-        Raises:
-            LimitExceeded: It asks far too often.
         """
         if owner is not None and owner != self._free:
             await self._take("owner_requests", "You ask about tasks", self._requests, owner, turns)
 
     async def poll(self, task_id: str) -> None:
-        """Let a caller without a name look at a task, which exists; a moment later, if that was done too often.
-
-        Raises:
-            LimitExceeded: It is done far too often.
-        """
+        """Let a caller without a name look at a task, which exists; a moment later, if that was done too often."""
         await self._take("task_polls", "You ask about this task", self._polls, task_id)
 
     async def create(self, owner: str | None, request: TaskRequest, *, connection: str | None = None) -> None:
-        """Let a call become a task; of a caller without a name a moment later, if there were too many.
-
-        Raises:
-            LimitExceeded: It is one too many a second, or has more than a call may have.
-        """
+        """Let a call become a task; of a caller without a name a moment later, if there were too many."""
         if owner is None:
             if self._nameless:
                 await self.nameless("creates", owner, connection)
@@ -167,11 +156,7 @@ class Limiting:
 
     async def nameless(self, kind: Kind, owner: str | None, connection: str | None) -> None:
         """Let a caller without a name cancel a task, or be told that there is none; a moment later, if there were too
-        many. Callers with a name may.
-
-        Raises:
-            LimitExceeded: There were far too many.
-        """
+        many. Callers with a name may."""
         if owner is not None or connection is None or kind not in self._nameless:
             return
         (own, total), what, waits = self._nameless[kind], _WHAT[kind], [0.0]
@@ -241,11 +226,7 @@ class Limiting:
     # How much
 
     def check_request(self, request: TaskRequest) -> None:
-        """Refuse a call that has more than it may have.
-
-        Raises:
-            LimitExceeded: It has.
-        """
+        """Refuse a call that has more than it may have."""
         limits = self.limits
         # A part that is not there may be a mapping that is no dictionary.
         sent = (request.arguments, request.meta, request.input_responses)
@@ -269,11 +250,7 @@ class Limiting:
         )
 
     def check_stream(self, ids: int) -> None:
-        """Refuse a stream that names more tasks than it may.
-
-        Raises:
-            LimitExceeded: It does.
-        """
+        """Refuse a stream that names more tasks than it may."""
         if ids > self.limits.stream_tasks:
             raise LimitExceeded(
                 "stream_tasks",
@@ -284,19 +261,11 @@ class Limiting:
     # How many at a time
 
     def open_stream(self, owner: str | None) -> Callable[[], None]:
-        """Let an owner have one more stream, until the function that this gives is called.
-
-        Raises:
-            LimitExceeded: It has as many as it may have.
-        """
+        """Let an owner have one more stream, until the function that this gives is called."""
         return self._hold("owner_streams", owner, "streams open here", "name more tasks in one, or poll")
 
     def open_session(self, owner: str | None) -> Callable[[], None]:
-        """Let an owner have one more session of an older version, until the function that this gives is called.
-
-        Raises:
-            LimitExceeded: It has as many as it may have.
-        """
+        """Let an owner have one more session of an older version, until the function that this gives is called."""
         advice = "end one with DELETE, or wait until one that is not used has expired"
         return self._hold("owner_sessions", owner, "sessions open here", advice, retry_after=60.0)
 
@@ -307,9 +276,6 @@ class Limiting:
         Args:
             again: Whether it goes on with a call that was let in before. Twice as many may wait then: a refusal would
                 lose the call's result, and others may have begun meanwhile.
-
-        Raises:
-            LimitExceeded: As many wait as may.
         """
         advice = "wait until one of them is answered"
         close = self._hold("owner_waits", owner, "requests waiting for tasks here", advice, times=2 if again else 1)

@@ -189,11 +189,7 @@ class TasksProtocol:
     # Who calls
 
     def refuse_undeclared(self, caller: Caller, method: str) -> None:
-        """Refuse a method that the caller's version does not have, or from a client that takes no tasks.
-
-        Raises:
-            RpcError: -32601 or -32021.
-        """
+        """Refuse a method that the caller's version does not have, or from a client that takes no tasks."""
         if method not in caller.version.methods:
             raise RpcError(METHOD_NOT_FOUND, "Method not found", method)
         if not caller.takes_tasks:
@@ -206,9 +202,6 @@ class TasksProtocol:
 
         Args:
             turns: As how many requests it counts.
-
-        Raises:
-            RpcError: -32010, it asks too often; otherwise as `Owners.of`.
         """
         owner = self.owners.of(caller)
         if owner is not None:
@@ -242,7 +235,7 @@ class TasksProtocol:
         """The task that a call of this caller is to become. Nothing has been made then.
 
         Raises:
-            RpcError: As `Owners.of`; -32602, its idempotency key is not one.
+            RpcError: As `Owners.of`; or its idempotency key is malformed.
             LimitExceeded: There are too many calls, or it is too large.
             KeyRefused: Its key could be guessed.
         """
@@ -254,12 +247,7 @@ class TasksProtocol:
     def spec(
         self, request: TaskRequest, owner: str | None, options: TaskOptions, *, retention: timedelta | None
     ) -> LaunchSpec:
-        """The same for a call that was let in before.
-
-        Raises:
-            RpcError: -32602, its idempotency key is not one.
-            KeyRefused: Its key could be guessed.
-        """
+        """The same for a call that was let in before."""
         request, key = take_key(request, owner, asks_first=bool(options.asks_first))
         return LaunchSpec(
             request=request,
@@ -333,12 +321,7 @@ class TasksProtocol:
         return _acknowledged()
 
     async def find(self, caller: Caller, task_id: str, *, to_cancel: bool = False) -> TaskRecord:
-        """The caller's task of that id, whichever version it was made in and whatever it is of.
-
-        Raises:
-            RpcError: -32010, it asks too often; -32602, there is no such task for this caller; -32603, it cannot be
-                read.
-        """
+        """The caller's task of that id, whichever version it was made in and whatever it is of."""
         owner = await self.admit(caller)
         with refusing():
             if to_cancel:
@@ -346,11 +329,7 @@ class TasksProtocol:
             return await self._get(caller, owner, task_id)
 
     async def count_poll(self, record: TaskRecord) -> None:
-        """Let a task be looked at, which is there; a moment later, if it has no owner and that was done too often.
-
-        Raises:
-            LimitExceeded: It is done far too often.
-        """
+        """Let a task be looked at, which is there; a moment later, if it has no owner and that was done too often."""
         if record.owner is None:
             await self.limiting.poll(record.id)
 
@@ -394,12 +373,7 @@ class TasksProtocol:
         return record
 
     async def _find(self, caller: Caller, owner: str | None, task_id: str) -> TaskRecord:
-        """The caller's task of that id. Tasks of methods that its version cannot call as tasks are not there.
-
-        Raises:
-            RpcError: -32020, a header names another task; -32602, there is no such task for this caller; -32603, it
-                cannot be read.
-        """
+        """The caller's task of that id. Tasks of methods that its version cannot call as tasks are not there."""
         self._check_name_header(caller, task_id)
         with refusing():
             record = await self._get(caller, owner, task_id, any_method=False)
@@ -462,11 +436,7 @@ class TasksProtocol:
 
     async def open_stream(self, caller: Caller) -> Callable[[], None]:
         """`subscriptions/listen` that is not about tasks, and served by others: it counts as one of its owner's streams
-        until the function that this gives is called.
-
-        Raises:
-            RpcError: -32010, the owner asks too often, or has as many streams as it may have.
-        """
+        until the function that this gives is called."""
         owner = self.owners.known(caller)
         with refusing():
             await self.limiting.request(owner)
