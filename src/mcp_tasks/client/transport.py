@@ -36,24 +36,9 @@ from mcp_types import JSONRPCMessage, JSONRPCNotification, JSONRPCRequest, JSONR
 from mcp_tasks.client.backend import Finish
 from mcp_tasks.client.wire import Handler, QuestionLimit, Wire
 from mcp_tasks.legacy.client import LegacyTasks
-from mcp_tasks.legacy.hosting import HostedPeer, HostedTasks, Hosting
+from mcp_tasks.legacy.hosting import HostedPeer, HostedTasks
+from mcp_tasks.legacy.hosting import Hosting as Hosting
 from mcp_tasks.quiet import get_logger
-
-__all__ = [
-    "INTRODUCTION",
-    "TASK_NOTIFICATION",
-    "HostedTasks",
-    "Hosting",
-    "LegacyTasks",
-    "ServerTransport",
-    "has_legacy_tasks",
-    "http_address",
-    "leaving_quietly",
-    "stdio_address",
-    "stdio_transport",
-    "transport_in",
-    "with_tasks",
-]
 
 logger: Final = get_logger(__name__)
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mcp_tasks.cli.servers import ServerAddress
 
 _ZSH = "(( $+functions[compdef] )) || { autoload -Uz compinit && compinit }"
-"""zsh completes nothing before this was done, and a new .zshrc does not do it."""
+"""zsh completes nothing before this, and a new .zshrc does not have it."""
 
 
 @click.command()
@@ -50,11 +50,11 @@ def command(*, shell: str) -> int:
 
 
 # ---- completing
-# What words complete to when somebody presses TAB. Nothing is said when that fails, and nothing is made on the way.
+# The completions of a word. Errors are silent, and no file is created.
 
 
 LIMIT: Final = 2.0
-"""Seconds for a server to list its tools; somebody is waiting for the rest of a word."""
+"""Seconds for a server to list its tools; the user waits for the rest of a word."""
 
 Completer: TypeAlias = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
@@ -77,7 +77,7 @@ def task_ids(ctx: click.Context, param: click.Parameter, incomplete: str) -> lis
     path = _ledger_of(ctx)
     if not path.exists():
         return []
-    # What has ended asks nothing any more, and cannot be stopped.
+    # A task that has ended asks nothing any more, and cannot be stopped.
     active = True if ctx.info_name in ("answer", "cancel", "watch") else None
     with user_ledger(path) as ledger:
         entries = ledger.entries(active=active)
@@ -93,8 +93,8 @@ def task_ids(ctx: click.Context, param: click.Parameter, incomplete: str) -> lis
 
 @_silent
 def tool_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """The tools of the server that is named, if the user has called it before: what is only typed so far is not asked.
-    A command is started only if it is in the user's own file."""
+    """The tools of the server that is named, if the user has called it before. A command is started only if it is in
+    the user's own file."""
     from mcp_tasks.cli.connection import SERVER, known_as, known_servers
     from mcp_tasks.cli.options import Access, environment_headers
     from mcp_tasks.client.ledger import user_ledger

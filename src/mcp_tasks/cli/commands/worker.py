@@ -1,4 +1,4 @@
-"""`mcp-tasks worker`: run the tools of a server in this process, and serve nobody."""
+"""`mcp-tasks worker` and `backlog`: run the tools of a server without serving clients, and count what waits."""
 
 from __future__ import annotations
 
@@ -120,25 +120,18 @@ def _print_plan(plan: Mapping[str, Any]) -> None:
 
 
 # ---- loading
-# MODULE:SERVER on the command line: the server object that a module makes, and its tasks.
+# MODULE:SERVER on the command line.
 
 
 _SPEC = re.compile(r"(?P<module>[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<path>[^\W\d]\w*(\.[^\W\d]\w*)*)(?P<call>\(\))?")
 _PACKAGE = Path(__file__).parents[2]
 _NOT_THE_AUTHORS = ("<frozen importlib", importlib.__file__, __file__)
-"""Files whose frames say nothing of what is wrong with a module."""
+"""Files whose frames are left out of a traceback."""
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """A server, and its tasks."""
-
-    server: MCPServer[Any] | Server[Any]
-    tasks: Tasks
-
-
-def load_server(spec: str) -> Loaded:
-    """The server that `spec` names: `farm:server`, `farm:app.server`, or `farm:make()` for a function that makes it.
+def load_server(spec: str) -> tuple[MCPServer[Any] | Server[Any], Tasks]:
+    """The server that `spec` names, and its tasks: `farm:server`, `farm:app.server`, or `farm:make()` for a function
+    that makes it.
 
     Modules are looked for in the working directory first.
 
@@ -155,11 +148,11 @@ def load_server(spec: str) -> Loaded:
     if not isinstance(found, MCPServer | Server):
         raise Problem(f"{spec} is {_kind(found)}, and not a server", Exit.USAGE, hint=_hint(module, found, spec))
     server = cast("MCPServer[Any] | Server[Any]", found)
-    return Loaded(server, _tasks_of(server, module))
+    return server, _tasks_of(server, module)
 
 
 def show_traceback(exc: BaseException) -> None:
-    """Show where the author's own code raised, and nothing of ours."""
+    """Print the traceback of the author's own code, without ours."""
     shown = traceback.TracebackException.from_exception(exc)
     shown.stack = traceback.StackSummary.from_list(
         [frame for frame in shown.stack if not frame.filename.startswith(_NOT_THE_AUTHORS)]
@@ -176,7 +169,7 @@ def _how_to_name(spec: str) -> str:
 
 def _imported(name: str) -> ModuleType:
     here = os.getcwd()
-    # First, also where it is somewhere on PYTHONPATH.
+    # First, even if it is also on PYTHONPATH.
     sys.path[:] = [here, *(folder for folder in sys.path if folder != here)]
     try:
         return importlib.import_module(name)
@@ -191,7 +184,7 @@ def _imported(name: str) -> ModuleType:
 
 def _raised(what: str, exc: BaseException) -> Problem:
     if isinstance(exc, UsageError):
-        # Written to be read by itself.
+        # Its message is enough.
         frames = traceback.extract_tb(exc.__traceback__)
         own = [frame for frame in frames if not frame.filename.startswith((*_NOT_THE_AUTHORS, str(_PACKAGE)))]
         where = f"In {own[-1].filename}, line {own[-1].lineno}." if own else None
@@ -246,7 +239,7 @@ def _tasks_of(server: MCPServer[Any] | Server[Any], module: ModuleType) -> Tasks
     try:
         return Tasks.of(server)
     except WiringError as exc:
-        # The author may have put the lifespan into another; who starts the server finds out if these are not its tasks.
+        # The author may have wrapped the lifespan; starting the server fails if these are not its tasks.
         candidates = {id(value): value for value in vars(module).values() if isinstance(value, Tasks)}
         if len(candidates) == 1:
             return next(iter(candidates.values()))
@@ -254,7 +247,7 @@ def _tasks_of(server: MCPServer[Any] | Server[Any], module: ModuleType) -> Tasks
 
 
 # ---- health http
-# The least of HTTP that probes and scrapers need: GET a page, and be gone.
+# As much of HTTP as probes and scrapers need: one GET per connection.
 
 
 logger: Final = get_logger(__name__)
@@ -266,7 +259,7 @@ TIME_LIMIT: Final = 5.0
 """Seconds for one request and its answer."""
 
 MOST_CONNECTIONS: Final = 64
-"""At a time. A machine has a handful of probes."""
+"""A machine has a handful of probes."""
 
 JSON: Final = "application/json"
 TEXT: Final = "text/plain; charset=utf-8"
@@ -274,7 +267,7 @@ TEXT: Final = "text/plain; charset=utf-8"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """What one page says."""
+    """The content of a page."""
 
     body: str
     status: HTTPStatus = HTTPStatus.OK
@@ -286,7 +279,7 @@ Page: TypeAlias = Callable[[], Awaitable[Answer]]
 
 @asynccontextmanager
 async def serving(host: str, port: int, pages: Mapping[str, Page]) -> AsyncGenerator[int]:
-    """Serve pages by their path while the block lasts; gives the port, which was chosen if 0 was asked for.
+    """Serve pages by their path while the block lasts; gives the port, which is a free one for 0.
 
     Raises:
         OSError: The address cannot be listened at.
@@ -302,7 +295,7 @@ async def serving(host: str, port: int, pages: Mapping[str, Page]) -> AsyncGener
                 writer.write(await _answered(reader, pages if len(connections) <= MOST_CONNECTIONS else None))
                 await writer.drain()
                 writer.write_eof()
-                # Closed with something unread, the connection would be reset, and the answer lost on its way.
+                # Closed with unread data, the connection would be reset, and the answer lost.
                 await reader.read(LONGEST_HEAD)
         except (TimeoutError, OSError):
             # Too slow, or gone.
@@ -321,7 +314,7 @@ async def serving(host: str, port: int, pages: Mapping[str, Page]) -> AsyncGener
 
 
 async def _answered(reader: asyncio.StreamReader, pages: Mapping[str, Page] | None) -> bytes:
-    """The answer to the request that is read; without pages there is no room for it."""
+    """The answer to the request; without pages there are too many connections."""
     if pages is None:
         return _bytes(_refused(HTTPStatus.SERVICE_UNAVAILABLE))
     try:
@@ -366,13 +359,13 @@ def _bytes(answer: Answer, *, with_body: bool = True) -> bytes:
 
 
 # ---- health
-# What a worker says of itself over HTTP: `/live`, `/ready`, `/backlog` and `/metrics`.
+# `/live`, `/ready`, `/backlog` and `/metrics`.
 
 
 T = TypeVar("T")
 
 KEPT_FOR: Final = 1.0
-"""Seconds for which an answer of the store is given again: however many ask, it is asked once."""
+"""Seconds for which an answer of the store is reused."""
 
 LOOK_LIMIT: Final = 3.0
 """Seconds that counting may take."""
@@ -390,26 +383,25 @@ class Health:
         self._metrics = worker.metrics()
 
     async def live(self) -> Answer:
-        """That the event loop turns. A process that does not answer this is to be restarted."""
+        """The event loop runs. A process that does not answer this is to be restarted."""
         return Answer(body="alive\n")
 
     async def ready(self) -> Answer:
-        """Whether tasks are taken here. Not while it starts or drains, nor without its store, its engine or its
-        lease."""
+        """Whether tasks are taken: not while the worker starts or drains, nor without its store, engine or lease."""
         problems = await self._found_problems()
         said = {"ready": not problems, "state": self._worker.state, "problems": problems}
         return _json(said, HTTPStatus.SERVICE_UNAVAILABLE if problems else HTTPStatus.OK)
 
     async def backlog(self) -> Answer:
-        """How much waits in each queue, over the whole fleet."""
+        """The tasks that wait in each queue, for the whole fleet."""
         found = await self._backlog.get()
         if isinstance(found, str):
             return _json({"error": found}, HTTPStatus.SERVICE_UNAVAILABLE)
         return _json(backlog_json(found))
 
     async def metrics(self) -> Answer:
-        """The same, what this worker does, and the metrics of its tasks, for Prometheus."""
-        # Together: each waits for a store that is away for as long as it may, and one after the other is too long.
+        """The backlog, the state of this worker, and the metrics of its tasks, for Prometheus."""
+        # Concurrently: each may wait for a store that is away, and one after the other takes too long.
         found, problems, more = await asyncio.gather(
             self._backlog.get(), self._found_problems(), self._metrics_of_tasks()
         )
@@ -428,11 +420,11 @@ class Health:
         return Answer(body="\n".join(lines) + "\n" + more, kind=PROMETHEUS)
 
     async def _metrics_of_tasks(self) -> str:
-        # Where prometheus_client is installed. What waits in queues is told by the worker itself.
+        # If prometheus_client is installed; without the queues, which are in the page already.
         return "" if self._metrics is None else await self._metrics.text(without=(QUEUE_READY, QUEUE_AGE))
 
     async def _found_problems(self) -> Sequence[str]:
-        # Whoever is told to stop must not be sent work for another second.
+        # A worker that was told to stop must not get work for another second.
         return [self._worker.state] if self._worker.state != "working" else await self._problems.get()
 
     async def _look(self) -> Mapping[str, Waiting] | str:
@@ -448,7 +440,7 @@ class Health:
 
 
 class Recent(Generic[T]):
-    """A value that is found anew once it is older than a moment."""
+    """A value that is found again once it is older than `KEPT_FOR`."""
 
     def __init__(self, find: Callable[[], Awaitable[T]]) -> None:
         self._find = find
@@ -456,7 +448,7 @@ class Recent(Generic[T]):
         self._finding = asyncio.Lock()
 
     async def get(self) -> T:
-        """The value; those who ask at once share one look."""
+        """The value; concurrent callers share one look."""
         async with self._finding:
             now = asyncio.get_running_loop().time()
             if self._found is None or now - self._found[0] > KEPT_FOR:
@@ -466,7 +458,7 @@ class Recent(Generic[T]):
 
 
 def backlog_json(queues: Mapping[str, Waiting]) -> dict[str, Any]:
-    """What waits, for scripts and autoscalers."""
+    """The backlog, for scripts and autoscalers."""
     return {
         "ready": sum(waiting.ready for waiting in queues.values()),
         "oldestAgeSeconds": max((_seconds(waiting) for waiting in queues.values()), default=0.0),
@@ -498,11 +490,11 @@ def _label(queue: str | None) -> str:
 
 
 DRAIN: Final = timedelta(seconds=25)
-"""How long tools may run on, unless the author or the operator says otherwise. With the time it takes to hand back what
-is left it is less than the 30 s that Kubernetes gives a process to stop."""
+"""How long tools may run on by default. With the time to hand back the rest it is less than the 30 s that Kubernetes
+gives a process to stop."""
 
 LONGEST_DRAIN: Final = timedelta(days=7)
-"""Nothing waits for longer than that for a process to stop."""
+"""No supervisor waits longer for a process to stop."""
 
 
 class _Count(click.IntRange):
@@ -559,17 +551,12 @@ def worker_command(
     """
     address = None if health is None else _address(health)
     names = None if queues is None else _names(queues)
-    loaded = load_server(spec)
-    _log_if_nobody_does()
-    tasks = loaded.tasks
+    server, tasks = load_server(spec)
+    if not logging.getLogger().handlers:
+        # An `MCPServer` sets logging up; the author of a low-level server may not.
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     try:
-        worker = tasks.worker(
-            loaded.server,
-            concurrency=concurrency,
-            queues=names,
-            drain=drain,
-            usual_drain=DRAIN,
-        )
+        worker = tasks.worker(server, concurrency=concurrency, queues=names, drain=drain, usual_drain=DRAIN)
     except UsageError as exc:
         raise Problem(str(exc), Exit.USAGE) from None
     _check_shared(worker)
@@ -609,7 +596,7 @@ async def _check(worker: Worker, output: Output) -> int:
     except (StoreError, UsageError) as exc:
         raise store_problem(exc) from None
     except Exception as exc:
-        # Of the drivers below an engine there is no list.
+        # The drivers of engines have many exceptions.
         raise Problem(f"the engine cannot be used: {exc}", Exit.STORE) from exc
     if output == "json":
         print_json(plan)
@@ -662,19 +649,13 @@ def _end_line(worker: Worker) -> str:
 
 
 def _leave(code: Exit) -> NoReturn:
-    """End now. A thread that does not stop would be waited for, and goes on with what is another's by now."""
-    # What is registered for the end of the process does not happen.
+    """Exit at once: the interpreter would wait for a thread that does not stop, and whose task is another worker's."""
+    # Without exit handlers.
     kill_children()
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
-
-
-def _log_if_nobody_does() -> None:
-    """An `MCPServer` sets logging up; with a low-level server that is for its author to do, or for us."""
-    if not logging.getLogger().handlers:
-        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
 
 
 def _names(text: str) -> Sequence[str]:
@@ -694,7 +675,6 @@ def _address(text: str) -> tuple[str, int]:
 
 
 # ---- backlog
-# `mcp-tasks backlog`: how much waits to be run, by queue.
 
 
 @click.command()
@@ -732,14 +712,14 @@ async def backlog_command(*, where: str, namespace: str | None, output: Output) 
 
 
 async def _of_server(spec: str) -> Mapping[str, Waiting]:
-    loaded = load_server(spec)
-    worker = loaded.tasks.worker(loaded.server)
+    server, tasks = load_server(spec)
+    worker = tasks.worker(server)
     await _backlog_check(worker.store)
     return await worker.backlog()
 
 
 async def _backlog_check(store: Store | None) -> None:
-    """Refuse a store in which nothing can be: opened, it would be made, and be empty."""
+    """Refuse a store that is not there: opening it would create an empty one."""
     if isinstance(store, MemoryStore):
         raise UsageError("tasks in memory:// are seen only by the process that has them")
     if store is not None and await store.standing() == "absent":
@@ -764,10 +744,10 @@ async def _of_store(url: str, namespace: str) -> Mapping[str, Waiting]:
 
 
 async def _is_known(store: Store, namespace: str, now: datetime) -> bool:
-    """Whether anybody has kept tasks under that name, or would run them."""
+    """Whether the namespace has tasks or workers."""
     if await store.workers(namespace):
         return True
-    # A page without tasks and with a next one is of a namespace that has, or had, very many.
+    # A page without tasks but with a cursor is one of a namespace that has, or had, very many.
     page = await full_page(store, namespace, EVERYBODY, now=now, limit=1)
     return bool(page.records or page.cursor)
 
