@@ -113,7 +113,10 @@ async def _refresh(pending: Chosen) -> Exit:
     for message, count in Counter(problem_of(problem).message for problem in problems).items():
         say(f"{count} task{'' if count == 1 else 's'} could not be refreshed: {message}", "yellow")
     # The others have no server that can be asked, or one that does not know them.
-    is_open = any(not isinstance(problem, UnknownTask | InvalidInput) for problem in problems)
+    is_open = any(
+        not isinstance(problem, UnknownTask) and not (isinstance(problem, InvalidInput) and problem.reason == "address")
+        for problem in problems
+    )
     return Exit.UNREACHABLE if is_open else Exit.OK
 
 
