@@ -163,7 +163,7 @@ CREATE TRIGGER journal_updated AFTER UPDATE OF value ON journal BEGIN
 END;
 
 -- No deletion of a task leaves parts behind; only its key may outlive it. `delete` corrects from when the
--- time of that key runs, see `operations.py`.
+-- time of that key runs, see `writes.py`.
 CREATE TRIGGER tasks_deleted AFTER DELETE ON tasks BEGIN
     UPDATE stored SET bytes = bytes
         - ifnull((SELECT length(request) FROM requests WHERE task = old.key), 0)
