@@ -318,7 +318,7 @@ async def test_the_tasks_of_a_server_are_found_by_the_server() -> None:
     tasks = Tasks("memory://")
     assert Tasks.of(MCPServer("high", **tasks.wiring())) is tasks
     lowlevel = Server("low", on_call_tool=_call_tool)
-    with pytest.raises(WiringError, match=r"'low' has no tasks: say tasks.attach"):
+    with pytest.raises(WiringError, match=r"'low' has no tasks: call tasks.attach"):
         Tasks.of(lowlevel)
     others = Tasks("memory://")
     others.attach(lowlevel)
