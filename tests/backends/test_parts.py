@@ -308,6 +308,7 @@ async def test_a_damaged_row_is_one_unreadable_task(
         assert unreadable.value.__cause__ is not None
         assert "secret" not in str(unreadable.value)
     assert await store.get("again") is None
+    assert await store.get_owned("bad", "bob") is None, "another owner's row is not read"
     assert [await store.get(record.id) for record in (BEFORE, AFTER)] == [BEFORE, AFTER]
     # It is logged once, with what to do.
     with caplog.at_level(logging.ERROR, logger="mcp_tasks"):
