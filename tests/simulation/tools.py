@@ -209,7 +209,8 @@ class TreeRun:
         self._process.world.expect_child(plan, node, run.record.owner)
         # As `tasks.start` does it in a tool.
         request, ttl = request_of(node.tool, plan), timedelta(seconds=node.ttl)
-        child = await LocalStart(request=request, options=TaskOptions(), ttl=ttl).begin(lambda: runtime)
+        options = await runtime.policy(request.method, request.name) or TaskOptions()
+        child = await LocalStart(request=request, options=options, ttl=ttl).begin(lambda: runtime)
         if not node.waits:
             return f"started {path}"
         try:
