@@ -269,9 +269,9 @@ class Counting(MeddledStore):
     def __init__(self) -> None:
         super().__init__()
         self.most_at_work = 0
-        self.after["save"] = self.after["create"] = self._count
+        self.after["save"] = self.after["create"] = self._count_at_work
 
-    async def _count(self, *args: Any, **options: Any) -> None:
+    async def _count_at_work(self, *args: Any, **options: Any) -> None:
         records = (await MemoryStore.list(self, "", EVERYBODY, now=simulated_clock(), limit=1_000)).records
         at_work = [each for each in records if each.worker and not each.is_final and each.pause is None]
         self.most_at_work = max(self.most_at_work, len(at_work))
