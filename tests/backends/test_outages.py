@@ -5,9 +5,12 @@ and that tools at work wait for it and end as usual.
 import asyncio
 import logging
 import signal
+import sqlite3
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
-from datetime import timedelta
+from contextlib import asynccontextmanager, closing
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any, cast
 from uuid import uuid4
 
@@ -15,9 +18,12 @@ import anyio
 import anyio.to_thread
 import psycopg
 import pytest
+from mcp.server import MCPServer
+from mcp.server.mcpserver import Context
 from mcp_types import CallToolResult
 from psycopg_pool import PoolTimeout, TooManyRequests
 from redis import exceptions as driver
+from redis.asyncio import Redis
 
 from harness.backends import ALWAYS_SYNCED
 from harness.databases import Postgres, Valkey, postgres, valkey
@@ -25,9 +31,12 @@ from harness.postgres_store import execute, new_store_url
 from harness.proxy import ANY, Proxy, proxy_to
 from harness.stored import changed, opened
 from harness.waiting import eventually
+from mcp_tasks import Settings, Tasks, current_task
 from mcp_tasks.errors import StoreUnavailable
-from mcp_tasks.model import JournalEntry, TaskRecord
+from mcp_tasks.model import JournalEntry, TaskRecord, TaskStatus
 from mcp_tasks.model.values import Statement
+from mcp_tasks.runtime import Ending, Run
+from mcp_tasks.server import LocalTask
 from mcp_tasks.stores import Store
 from mcp_tasks.stores.base import Handing, Hint, Share
 from mcp_tasks.stores.codec import new_write_id
@@ -35,7 +44,9 @@ from mcp_tasks.stores.postgres import PostgresStore
 from mcp_tasks.stores.postgres import database as postgres_driver
 from mcp_tasks.stores.redis import RedisStore
 from mcp_tasks.stores.redis import connection as redis_driver
+from mcp_tasks.stores.sqlite import SqliteStore
 from mcp_tasks.testing import make_record, make_request
+from tests.unit.running import ONCE, answer, create, ok, question, running, until_asking, until_final
 
 REQUEST = make_request()
 STEP = JournalEntry(kind="step", key="s", value=1)
@@ -334,3 +345,228 @@ def text(result: CallToolResult) -> str:
     assert not result.is_error, result
     assert result.structured_content is not None
     return str(result.structured_content["result"])
+
+
+class Work:
+    """A server whose tools start children, look at them, do steps, report, and wait."""
+
+    def __init__(self, store: Store, *, lease: timedelta = timedelta(seconds=60)) -> None:
+        settings = Settings(lease_duration=lease, drain_timeout=timedelta(0))
+        self.tasks = tasks = Tasks(store, settings=settings)
+        self.server = server = MCPServer[Any]("work", **tasks.wiring())
+        self.until = asyncio.Event()
+        """Set when the tools may end."""
+        self.rounds: Counter[str] = Counter()
+        """How often each tool that goes on and on has done what it does."""
+        self.born: list[str] = []
+
+        @server.tool()
+        @tasks.task()
+        async def child(name: str) -> str:
+            self.born.append(name)
+            return name
+
+        @server.tool()
+        @tasks.task()
+        async def slow_child() -> str:
+            await self.until.wait()
+            return "slow"
+
+        @server.tool()
+        @tasks.task()
+        async def waits() -> str:
+            return text(await (await tasks.start("slow_child")).wait())
+
+        @server.tool()
+        @tasks.task()
+        async def works(ctx: Context) -> int:
+            task, own_id = current_task(), str(current_task().id)
+
+            async def start(number: int) -> str:
+                return text(await (await tasks.start("child", {"name": f"{own_id} {number}"})).wait())
+
+            slow = await tasks.start("slow_child")
+            while not self.until.is_set():
+                await task.step(f"step {self.rounds[own_id]}", start, self.rounds[own_id])
+                await slow.fetch()
+                await tasks.list(parent=own_id)
+                await ctx.report_progress(self.rounds[own_id])
+                self.rounds[own_id] += 1
+                await anyio.sleep(0.05)  # sleep: the store has other things to do
+            await slow.cancel()
+            return self.rounds[own_id]
+
+    async def start_all(self) -> list[LocalTask[Any]]:
+        running: list[LocalTask[Any]] = [await self.tasks.start(name) for name in ("waits", *["works"] * 4)]
+        await self.goes_on()
+        return running
+
+    async def goes_on(self) -> None:
+        """See that all tools do something from now on."""
+        before = self.rounds.copy()
+
+        def has_gone_on() -> bool:
+            return len(self.rounds) == 4 and all(count > before[name] for name, count in self.rounds.items())
+
+        await eventually(has_gone_on, WAIT)
+
+    async def end_all(self, running: list[LocalTask[Any]]) -> None:
+        """See that the tools go on and end well, and that each child was started once."""
+        await self.goes_on()
+        self.until.set()
+        with anyio.fail_after(WAIT):
+            slow, *ended = [text(await task.wait()) for task in running]
+        assert slow == "slow"
+        assert all(int(count) > 0 for count in ended), ended
+        assert len(set(self.born)) == len(self.born)
+
+
+@asynccontextmanager
+async def at_work(store: Store, **options: timedelta) -> AsyncGenerator[Work]:
+    work = Work(store, **options)
+    async with work.tasks.running(work.server):
+        yield work
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["refused", "dropped"])
+async def test_an_outage_of_the_store_does_not_fail_a_tool(place: Place, proxy: Proxy, how: str) -> None:
+    async with at_work(place.store(proxy.before(place.url), patience=PATIENCE)) as work:
+        running = await work.start_all()
+        if how == "refused":
+            proxy.cut()
+        else:
+            proxy.is_silent = True
+        await anyio.sleep(2)  # sleep: an outage lasts
+        proxy.restore()
+        proxy.is_silent = False
+        await work.end_all(running)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("outage", ["IMMEDIATE", "EXCLUSIVE", "read-only"])
+async def test_tools_wait_for_a_sqlite_file_that_is_locked_or_read_only(
+    outage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[sqlite3.Connection] = []
+    connect = sqlite3.connect
+
+    def connect_and_keep(*args: Any, **kwargs: Any) -> sqlite3.Connection:
+        made.append(connect(*args, **kwargs))
+        return made[-1]
+
+    def set_all(state: str) -> None:
+        for connection in made:
+            connection.execute(f"PRAGMA query_only = {state}")
+
+    store = SqliteStore(tmp_path / "tasks.db", busy_timeout=timedelta(seconds=0.3))
+    with monkeypatch.context() as patch:
+        patch.setattr(sqlite3, "connect", connect_and_keep)
+        await store.open()
+    # The connections that made the file are closed.
+    made[:] = made[-3:]
+    async with at_work(store) as work:
+        running = await work.start_all()
+        with closing(connect(store.path, isolation_level=None)) as other:
+            if outage == "read-only":
+                set_all("ON")
+            else:
+                other.execute(f"BEGIN {outage}")
+            said = "read-only" if outage == "read-only" else "locked by another process"
+            with pytest.raises(StoreUnavailable, match=said) as refused:
+                await work.tasks.start("child", {"name": "outside"})
+            assert not refused.value.may_have_happened
+            await anyio.sleep(1)  # sleep: an outage lasts
+        set_all("OFF")
+        await work.end_all(running)
+
+
+@pytest.mark.slow
+async def test_tools_wait_for_a_postgres_table_that_is_locked(
+    shared_postgres: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mcp_tasks.stores.postgres.database.LONGEST_STATEMENT", 0.5)
+    url = shared_postgres.new_database()
+    async with at_work(PostgresStore(url, patience=PATIENCE)) as work:
+        running = await work.start_all()
+        async with await psycopg.AsyncConnection.connect(url) as other:
+            for table in ("tasks", "journal", "outcomes", "heartbeats"):
+                await other.execute(f"LOCK TABLE mcp_tasks_{table} IN ACCESS EXCLUSIVE MODE".encode())
+            with pytest.raises(StoreUnavailable):
+                await work.tasks.start("child", {"name": "outside"})
+            await anyio.sleep(1)  # sleep: an outage lasts
+            await other.rollback()
+        await work.end_all(running)
+
+
+@pytest.mark.slow
+async def test_a_redis_that_is_full_of_expired_results_is_emptied(caplog: pytest.LogCaptureFixture) -> None:
+    past = datetime.now(UTC) - timedelta(hours=2)
+    over = {"status": TaskStatus.COMPLETED, "finished_at": past, "retention": timedelta(hours=1)}
+    with valkey("--maxmemory-policy", "noeviction") as server:
+        async with opened(RedisStore(server.url)) as store, Redis.from_url(server.url) as redis:
+            left = [make_record(created_at=past, **over) for _ in range(500)]
+            for record in left:
+                await store.create(record, make_request(arguments={"text": "x" * 20_000}))
+            used: int = (await redis.info("memory"))["used_memory"]
+            await redis.config_set("maxmemory", used - 1_000_000)
+            async with at_work(RedisStore(server.url), lease=timedelta(seconds=3)) as work:
+                for _ in range(3):
+                    with pytest.raises(StoreUnavailable, match="has no memory left"):
+                        await work.tasks.start("waits")
+
+                async def is_swept() -> bool:
+                    return not await store.versions([record.id for record in left])
+
+                await eventually(is_swept, WAIT)
+                work.until.set()
+                assert text(await (await work.tasks.start("waits")).wait()) == "slow"
+    assert caplog.text.count("the task store does not take requests") == 1
+    assert "lease" not in caplog.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lost", ["question", "claim"])
+async def test_a_question_that_a_replica_had_not_received_is_open_after_the_failover(lost: str) -> None:
+    begin = anyio.Event()
+    entered: list[int] = []
+
+    async def body(run: Run) -> Ending:
+        entered.append(run.attempt)
+        await begin.wait()
+        return ok(await run.ask(question("Sure?")))
+
+    with valkey() as primary, valkey("--replicaof", "127.0.0.1", str(primary.port)) as replica:
+        async with proxy_to(primary.url) as proxy, Redis.from_url(replica.url) as behind:
+            store = RedisStore(proxy.url, timeout=timedelta(seconds=0.5))
+            look = timedelta(seconds=0.2)
+            async with running(body, store=store, policy=ONCE, look_interval=look) as runtime:
+                task = await create(runtime)
+                if lost == "claim":
+                    await leave(behind, task)
+                await runtime.engine.submit(task.id)
+                await eventually(runtime.runs)
+                if lost == "question":
+                    await leave(behind, task, version=2)
+                begin.set()
+                asked = await until_asking(runtime, task)
+                primary.stop()
+                proxy.turn_to(replica.url)
+
+                async def is_open() -> bool:
+                    return (await runtime.find(task.id)).inputs.outstanding == asked.inputs.outstanding
+
+                await eventually(is_open)
+                await answer(runtime, task, elicitation_1="yes")
+                assert (await until_final(runtime, task, WAIT)).result == {"value": "yes"}
+                assert entered == [1]
+
+
+async def leave(replica: Redis, task: TaskRecord, *, version: int = 1) -> None:
+    """Have the replica receive nothing more, once it has this version of the task."""
+
+    async def has_it() -> bool:
+        return await replica.hget(f"{{mcp-tasks}}:t:{task.id}", "v") == b"%d" % version
+
+    await eventually(has_it)
+    await replica.replicaof("NO", "ONE")
