@@ -88,6 +88,11 @@ def build(tasks: Tasks) -> MCPServer[Any]:
         return str(await current_task().run_process([*PYTHON, PARENT, DEAF, file]))
 
     @server.tool()
+    @tasks.task(recover="fail")
+    async def once(file: str) -> str:
+        return str(await current_task().run_process([*PYTHON, PARENT, DEAF, file]))
+
+    @server.tool()
     @tasks.task(recover="rerun")
     async def beside(file: str) -> str:
         # Work of the server's own, which belongs to no task.

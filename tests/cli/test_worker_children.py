@@ -1,5 +1,6 @@
 """No child process of a tool outlives the process that runs the tool, however that one comes to its end."""
 
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from tests.cli.working import in_time, is_there, serving_only, working
 
 SPEC = "tests.cli.deaf_farm:make()"
 PATIENT = "tests.cli.deaf_farm:make_patient()"
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows the environment of a process")
 KINDS = ("in_async", "in_thread", "in_step", "of_child")
 
 
@@ -47,6 +49,16 @@ def _is_there(pid: int) -> bool:
     except OSError:
         return False
     return state not in ("Z", "X")
+
+
+async def test_when_the_drain_is_over_no_child_is_left(cli: Cli, url: str, tmp_path: Path) -> None:
+    async with serving_only(url, build) as client:
+        with working(cli, "--drain", "0.2", spec=SPEC) as worker:
+            children = await started(client, tmp_path, *KINDS)
+            worker.send(SIGTERM)
+            assert await worker.ends() == 0
+            assert await left(children) == []
+            assert "4 handed back" in worker.said
 
 
 @pytest.mark.parametrize(("number", "code"), [(SIGTERM, -SIGTERM), (SIGINT, 130)])
@@ -97,6 +109,41 @@ async def test_after_sigkill_a_child_is_killed_before_the_next_run_starts_its_ow
             assert await left(second) == []
         finally:
             assert await left(first) == []
+
+
+async def test_after_sigkill_a_child_of_a_tool_that_may_not_run_again_is_killed(
+    cli: Cli, url: str, tmp_path: Path
+) -> None:
+    async with serving_only(url, build) as client:
+        with working(cli, spec=SPEC) as worker:
+            task = await client.create("once", file=str(tmp_path / "once"))
+            await is_there(tmp_path / "once")
+            children = {"once": int((tmp_path / "once").read_text())}
+            worker.send(SIGKILL)
+            await worker.ends()
+        with working(cli, spec=SPEC):
+            await client.until(task, "failed")
+            assert await left(children) == []
+
+
+@LINUX
+async def test_after_sigkill_a_child_of_a_task_that_has_just_been_cancelled_is_killed(
+    cli: Cli, url: str, tmp_path: Path
+) -> None:
+    async with serving_only(url, build) as client:
+        with working(cli, spec=SPEC) as worker:
+            task = await client.create("of_child", file=str(tmp_path / "of_child"))
+            await is_there(tmp_path / "of_child")
+            child = int((tmp_path / "of_child").read_text())
+            await client.cancel(task)
+            # The child does not listen to SIGTERM, and the worker has no time for more.
+            worker.send(SIGKILL)
+            await worker.ends()
+        try:
+            # The next sweep of any process on the machine ends the child.
+            await in_time(lambda: _is_there(child), lambda there: not there)
+        finally:
+            send(child)
 
 
 @pytest.mark.parametrize(("how", "code"), [("ends", 0), ("raises", 1)])
