@@ -113,6 +113,42 @@ def kept(url: str) -> bytes:
     return found
 
 
+async def test_encrypting_a_store_hides_and_keeps_all_its_data(url: str) -> None:
+    await fill(url)
+    assert SECRET.encode() in kept(url)
+    ring = Keyring(new_key())
+    with pytest.raises(EncryptionMismatch, match=r"has tasks that are not encrypted.*mcp-tasks encrypt --store URL"):
+        await opened(url, ring)
+    await check(url, None)
+    done = await encrypt_store(url, ring, watch=0.1)
+    assert (done.changed, done.plain, done.unreadable) == (13, 13, 0)
+    assert SECRET.encode() not in kept(url)
+    await check(url, ring)
+    again = await encrypt_store(url, ring, watch=0.1)
+    assert (again.changed, again.kept) == (0, 13)
+
+
+async def test_a_part_of_a_task_is_not_taken_for_another_part_of_it(tmp_path: Path) -> None:
+    # As an attacker can move them who writes to the store without a key.
+    url, ring = f"sqlite:///{tmp_path}/tasks.db", Keyring(new_key())
+    await fill(url, ring)
+    with closing(sqlite3.connect(tmp_path / "tasks.db", isolation_level=None)) as connection:
+        # The body is put in the place of the row, the row in that of the request, and the request in that of the body.
+        parts = {"tasks": ("key", "state"), "outcomes": ("task", "body"), "requests": ("task", "request")}
+        rows = {
+            table: connection.execute(f"SELECT {part}, {key} FROM {table}").fetchall()
+            for table, (key, part) in parts.items()
+        }
+        for (table, (key, part)), moved in zip(parts.items(), [*list(rows.values())[1:], rows["tasks"]], strict=True):
+            connection.executemany(f"UPDATE {table} SET {part} = ? WHERE {key} = ?", moved)
+        connection.execute("UPDATE journal SET kind = 'step' WHERE kind = 'answer'")
+    store = await opened(url, ring)
+    for read in (store.get, store.request, store.outcome, store.journal):
+        with pytest.raises(TaskUnreadable, match="it was changed, or was encrypted for something else"):
+            await read("one")
+    await store.close()
+
+
 async def test_no_key_and_a_wrong_key_are_refused_at_the_start(url: str) -> None:
     ring = Keyring(new_key())
     await (await opened(url, ring)).close()
