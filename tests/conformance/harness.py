@@ -8,9 +8,10 @@ and its dependencies come from npm exactly as `package-lock.json` names them, in
     python -m tests.conformance.harness tasks --server "python my_server.py --port {port}"
     python -m tests.conformance.harness tasks --scenario tasks-lifecycle
     python -m tests.conformance.harness baseline   # the rest of the suite: with tasks nothing gets worse
+    python -m tests.conformance.harness clients    # scenarios for clients: with tasks nothing gets worse
 
 Exit code 0 means: no failure outside `expected_failures.json`, no entry in it that does not fail any more,
-and nothing that passes on the plain SDK's server fails on the same one with tasks.
+and nothing that passes on the plain SDK's server or client fails on the same one with tasks.
 """
 
 import argparse
@@ -86,8 +87,8 @@ def _no_result(scenario: str, output: str) -> Check:
 
 
 def _read(directory: Path, output: str) -> list[Check]:
-    """The checks in one result directory, named `server-<scenario>-<time>`."""
-    named = re.fullmatch(r"server-(.+)-\d{4}-\d\d-\d\dT[\d-]+Z", directory.name)
+    """The checks in one result directory, named `server-<scenario>-<time>`, or of a client `<scenario>-<time>`."""
+    named = re.fullmatch(r"(?:server-)?(.+)-\d{4}-\d\d-\d\dT[\d-]+Z", directory.name)
     if named is None:
         raise SuiteError(f"unknown result directory {directory.name}")
     file = directory / "checks.json"
@@ -115,7 +116,12 @@ def run_scenario(subject: Sequence[str], scenario: str, *arguments: str) -> list
     """Run one scenario. Whatever goes wrong with it is a failed check, so that the others still run."""
     # The suite ends a slow scenario by itself; the margin is for starting Node on a busy machine.
     checks, output = _checks(subject, ["--scenario", scenario, *arguments], SCENARIO_LIMIT + 15)
-    return checks or [_no_result(scenario, output)]
+    checks = checks or [_no_result(scenario, output)]
+    if subject[0] == "client":
+        is_bad = "CLIENT EXITED WITH ERROR" in output or "CLIENT TIMED OUT" in output
+        status, message = (Status.FAILURE, output[-2000:].strip()) if is_bad else (Status.SUCCESS, "")
+        checks.append(Check(scenario=scenario, id="client-ends", name="ClientEnds", status=status, message=message))
+    return checks
 
 
 def run_suite(subject: Sequence[str], *choice: str) -> list[Check]:
@@ -212,10 +218,18 @@ TASK_SCENARIOS = (
     "tasks-required-task-error",
     "tasks-mrtr-composition",
 )
+CLIENT_SCENARIOS = {
+    OLDER: ("initialize", "tools_call", "elicitation-sep1034-client-defaults", "sse-retry"),
+    NEWER: ("tools_call", "http-standard-headers", "http-invalid-tool-headers", "json-schema-ref-no-deref"),
+}
+"""Scenarios of each era in which a client calls tools. The others are about authorization, skills and headers that the
+author of a client sets."""
 PYTHON = (sys.executable, "-m")
 FIXTURE_SERVER = (*PYTHON, "mcp_tasks.testing.fixture_server", "--port", "{port}", "--db", "{db}")
 PLAIN_SERVER = (*PYTHON, "tests.conformance.everything_server", "--port", "{port}")
 TASKS_SERVER = (*PLAIN_SERVER, "--tasks", "--db", "{db}")
+PLAIN_CLIENT = (*PYTHON, "tests.conformance.everything_client")
+TASKS_CLIENT = (*PLAIN_CLIENT, "--tasks")
 # Scenarios mostly sleep and poll, so more than there are cores; their limits leave room for the crowding.
 AT_ONCE = 4
 
@@ -267,6 +281,26 @@ def check_baseline() -> Outcome:
     return Outcome(report=report, problems=weak + regressions(plain, tasks))
 
 
+def _run_client(client: Sequence[str]) -> list[Check]:
+    runs = [(era, scenario) for era, scenarios in CLIENT_SCENARIOS.items() for scenario in scenarios]
+    subject = ["client", "--command", shlex.join(client)]
+
+    def run(one: tuple[str, str]) -> list[Check]:
+        return _with_era(one[0], run_scenario(subject, one[1], "--spec-version", one[0]))
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return [check for checks in pool.map(run, runs) for check in checks]
+
+
+def check_clients() -> Outcome:
+    """Run the scenarios for clients with one client, plain and with tasks; nothing may get worse."""
+    install()
+    plain, tasks = _run_client(PLAIN_CLIENT), _run_client(TASKS_CLIENT)
+    report = f"plain SDK client\n{table(plain)}\n\nthe same client with tasks\n{table(tasks)}"
+    weak = [f"plain client {problem}" for problem in problems(plain, [])]
+    return Outcome(report=report, problems=weak + regressions(plain, tasks))
+
+
 def _show(title: str, outcome: Outcome) -> bool:
     print(f"== {title} ==\n{outcome.report}\n")
     for problem in outcome.problems:
@@ -277,7 +311,7 @@ def _show(title: str, outcome: Outcome) -> bool:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.conformance.harness")
-    parser.add_argument("part", nargs="?", choices=("all", "tasks", "baseline"), default="all")
+    parser.add_argument("part", nargs="?", choices=("all", "tasks", "baseline", "clients"), default="all")
     parser.add_argument("--server", default=shlex.join(FIXTURE_SERVER), help="the server's command for `tasks`")
     parser.add_argument("--scenario", action="append", choices=TASK_SCENARIOS, help="only this; may repeat")
     options = parser.parse_args()
@@ -287,6 +321,8 @@ def main() -> int:
         good = _show("tasks scenarios", found)
     if options.part in ("all", "baseline"):
         good = _show("everything else, without and with tasks", check_baseline()) and good
+    if options.part in ("all", "clients"):
+        good = _show("clients, without and with tasks", check_clients()) and good
     return 0 if good else 1
 
 
