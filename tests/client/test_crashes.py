@@ -2,6 +2,9 @@
 
 import asyncio
 import json
+import os
+import signal
+import sys
 from collections.abc import AsyncGenerator
 from contextlib import closing
 from pathlib import Path
@@ -9,16 +12,18 @@ from typing import Any, Literal, TypeAlias
 
 import anyio
 import pytest
-from mcp import Client
+from mcp import Client, StdioServerParameters
+from mcp.shared.exceptions import MCPError
 
 from harness.http import serving
+from harness.processes import ENVIRONMENT, ROOT
 from harness.rpc import PATIENCE
 from harness.server import QUICK
 from harness.waiting import eventually
 from mcp_tasks import Tasks
-from mcp_tasks.client import Ledger, TasksClient, reconnecting_http
+from mcp_tasks.client import Ledger, TasksClient, reconnecting_http, resume_task
 from mcp_tasks.testing import fixture_server
-from tests.client.connecting import LONG, Person, begin, text
+from tests.client.connecting import LONG, Person, begin, connect, text
 from tests.client.peer import ACK, TASK_ID, Answer, Peer, asking, completed
 from tests.client.processes import client_process, lines_of, logged, server_process
 
@@ -73,6 +78,21 @@ async def test_a_server_that_is_killed_and_started_again_does_not_end_a_wait_nor
         # In the older era, in a new session: the server has forgotten the old one.
         assert (await client.session.list_tools()).tools == before
     assert len(person.asked) == 1
+
+
+@both_eras
+async def test_a_question_open_when_the_server_died_is_answered_from_a_new_client(tmp_path: Path, mode: Mode) -> None:
+    async with server_process(tmp_path) as server:
+        person = Person(ready=asyncio.Event())
+        async with connect_to(server.url, mode, person) as client:
+            handle = await begin(client, "confirm_delete", filename="a.txt")
+            waiting = asyncio.create_task(handle.result())
+            await person.until_asked()
+            server.kill()
+            waiting.cancel()
+        await server.started()
+        async with connect_to(server.url, mode, Person()) as client:
+            assert text(await resume_task(client, handle.id).result(PATIENCE)) == "deleted a.txt"
 
 
 # The client dies
@@ -142,3 +162,24 @@ async def test_a_client_killed_before_its_answer_arrived_sends_it_again(peer: Pe
     assert first["inputResponses"] == second["inputResponses"]
     assert lines_of(log) == ["asked: Name?", "answered: Name?"]
     assert left_in(path) == []
+
+
+_WITH_PID = """
+import os, runpy, sys
+with open(sys.argv[1], "w") as file:
+    file.write(str(os.getpid()))
+sys.argv = ["process", "stdio"]
+runpy.run_module("harness.furnished", run_name="__main__")
+"""
+
+
+async def test_a_server_at_the_end_of_a_pipe_that_dies_ends_the_wait(tmp_path: Path) -> None:
+    written = tmp_path / "pid"
+    command = StdioServerParameters(
+        command=sys.executable, args=["-c", _WITH_PID, str(written)], cwd=ROOT, env=ENVIRONMENT
+    )
+    async with connect(command) as client:
+        handle = await begin(client, "gated")
+        asyncio.get_running_loop().call_later(0.1, os.kill, int(written.read_text()), signal.SIGKILL)
+        with anyio.fail_after(3), pytest.raises(MCPError, match="closed"):
+            await handle.result()

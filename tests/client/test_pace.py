@@ -156,6 +156,21 @@ async def next_questions(handle: TaskHandle) -> Collection[str]:
     return ()
 
 
+@pytest.mark.requirement("client/poll-interval")
+@pytest.mark.parametrize(("way", "asks"), WAYS)
+async def test_polls_of_2026_07_28_keep_to_the_interval(way: str, asks: bool) -> None:
+    pace = {"pollIntervalMs": INTERVAL * 1000}
+    states = [
+        {**(asking(f"q{step}") if asks else working(step)), **pace, "lastUpdatedAt": working(step)["lastUpdatedAt"]}
+        for step in range(1, LOOKS)
+    ]
+    paced = Paced(*states, completed(), **pace)
+    async with connected(paced.peer, person=Person()) as client:
+        await wait(client, way)
+    assert len(paced.peer.asked("tasks/update")) == (LOOKS - 1 if asks else 0)
+    assert paced.gaps == near(*[INTERVAL] * LOOKS)
+
+
 @pytest.mark.requirement("older-client/poll-interval")
 @pytest.mark.parametrize(("way", "asks"), WAYS)
 async def test_polls_of_2025_11_25_keep_to_the_interval_also_around_questions(way: str, asks: bool) -> None:

@@ -118,6 +118,20 @@ async def test_whatever_is_wrong_with_a_call_is_a_tool_error_in_words() -> None:
         assert handle(await client.call_tool("task_status", {"task_id": task_id, "wait_seconds": 0})) == task_id
 
 
+async def test_a_task_that_has_expired_looks_like_one_that_never_was() -> None:
+    served = served_with(default_ttl=timedelta(milliseconds=1))
+    async with chat(served.server, MODERN) as client:
+        task_id = await begun(client)
+        await client.call_tool("task_cancel", {"task_id": task_id})
+        unknown = text(await client.call_tool("task_status", {"task_id": "task_x"}))
+
+        async def is_gone() -> bool:
+            told = await client.call_tool("task_status", {"task_id": task_id})
+            return told.is_error is True and text(told).replace(task_id, "task_x") == unknown
+
+        await eventually(is_gone)
+
+
 async def test_the_words_say_what_the_tool_waits_for_and_only_what_their_reader_can_do() -> None:
     served = served_with(concurrency=1, companions="never")
     async with chat(served.server, "legacy") as client:

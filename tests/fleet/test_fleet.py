@@ -1,5 +1,6 @@
 """A fleet of several processes: tasks outlive workers that die or are cut off, and nothing is run twice."""
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import cast, get_args
@@ -10,6 +11,7 @@ from harness.backends import Backend, BackendName
 from harness.forking import can_be_apart
 from harness.proxy import proxy_to
 from harness.rpc import EVERYTHING, Tasking
+from mcp_tasks.stores.url import store_from_url
 from tests.fleet.chaos import Chaos
 from tests.fleet.fleet import door, fleet
 from tests.fleet.server import LEASE, SWEEP, Notes
@@ -49,6 +51,39 @@ async def test_twenty_tasks_of_a_killed_worker_are_taken_over_within_the_lease_a
     assert len(found) == TASKS
     assert earliest <= found[0]
     assert found[-1] <= latest + SLACK
+
+
+async def test_a_worker_that_was_stopped_for_longer_than_its_lease_writes_over_nothing(
+    url: str, tmp_path: Path
+) -> None:
+    notes = Notes(tmp_path)
+    async with (
+        fleet(url, tmp_path, replicas=1) as (site, balancer),
+        door(balancer.port, capabilities=EVERYTHING) as client,
+    ):
+        first = site.worker()
+        steps = await client.create("stepping", job="steps", steps=3, seconds=0.8)
+        once = await client.create("once", job="once", seconds=1.5)
+        await notes.run_of("steps", 1)
+        await notes.run_of("once", 1)
+        pausing = asyncio.create_task(site.pause(first, 600.0))
+        await asyncio.sleep(0)
+        site.worker()
+        ended = {task: await client.until(task, "completed", "failed") for task in (steps, once)}
+        assert (ended[steps]["status"], ended[once]["status"]) == ("completed", "failed")
+        assert (await notes.run_of("steps", 2)).process != first.process
+        pausing.cancel()
+        # It goes on, and is a worker like any other.
+        await _is_back(client, notes, first.process)
+        await asyncio.sleep(2.0)  # sleep: longer than anything takes that it had begun
+        for task, end in ended.items():
+            assert _same(await client.get(task), end)
+        store = store_from_url(site.url)
+        await store.open()
+        recorded = [entry.key for entry in await store.journal(steps) if entry.kind == "step"]
+        await store.close()
+        assert recorded == ["step-0", "step-1", "step-2"]
+        assert len(notes.of("once", "start")) == 1
 
 
 async def test_what_workers_that_are_cut_off_run_ends_before_others_begin_and_they_come_back(
@@ -104,3 +139,9 @@ async def _is_back(client: Tasking, notes: Notes, process: str) -> None:
         if (await notes.run_of(job, 1)).process == process:
             return
         number += 1
+
+
+def _same(task: dict[str, object], other: dict[str, object]) -> bool:
+    """Whether the two are one answer, but for what moves by itself."""
+    moving = ("_meta", "ttlMs", "pollIntervalMs")
+    return {**task, **dict.fromkeys(moving)} == {**other, **dict.fromkeys(moving)}

@@ -6,15 +6,17 @@ from typing import Any
 
 import anyio
 import pytest
+from mcp import Client
 from mcp.shared.exceptions import MCPError
 from mcp_types import TextContent
 
 from harness.older import RELATED
-from mcp_tasks.client import TaskFailed
+from mcp_tasks.client import TaskFailed, TaskHandle, TasksClient, resume_task, start_task
 from mcp_tasks.errors import (
     InvalidOption,
     StoreUnavailable,
     TaskWasCancelled,
+    UnknownTask,
     UsageError,
     ValueNotStorable,
     WaitTimedOut,
@@ -204,6 +206,22 @@ async def test_a_start_whose_task_was_made_before_the_store_went_away_may_have_h
             await office.tasks.start("report", {"id": 1}, key="release 1")
         assert unavailable.value.may_have_happened
         assert len((await office.tasks.list(everybody=True)).tasks) == 1
+
+
+async def test_a_task_is_its_owners_on_the_wire_wherever_it_was_started(office: Office) -> None:
+    async with Client(office.server, extensions=[TasksClient()]) as client:
+        mine = await office.tasks.start("slow")
+        others = await office.tasks.start("slow", owner="alice")
+        assert (await resume_task(client, mine.id).status()).status is TaskStatus.WORKING
+        with pytest.raises(UnknownTask):
+            await resume_task(client, others.id).status()
+        office.gate.set()
+        result = await resume_task(client, mine.id).result(LIMIT)
+        assert result.content == [TextContent(type="text", text="done")]
+        handle = await start_task(client, "report", {"id": 3})
+        assert isinstance(handle, TaskHandle)
+        result = await office.tasks.handle(handle.id).wait(LIMIT)
+        assert result.structured_content == {"id": 3, "status": "ready"}
 
 
 # --- lists ----------------------------------------------------------------------------------------------------------

@@ -4,17 +4,20 @@
 """
 
 import json
+import logging
 import random
 import tempfile
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from mcp.shared.exceptions import MCPError
 
 from harness.rpc import EVERYTHING, NOTHING, Tasking, accept, legacy_request, notification, request, response
 from harness.stdio import StdioWire, stdio_process
 from harness.thoroughness import examples
+from harness.waiting import eventually
 from mcp_tasks.model import TaskStatus
 from tests.peers.nasty import spoilt
 from tests.peers.stage import (
@@ -157,3 +160,70 @@ async def test_a_server_of_the_older_wire_goes_on_answering() -> None:
         ]
         await fire(wire, good, 2)
         assert "task" in (await wire.send(older_call("echo", {"value": "fine"}))).result
+
+
+# Elicited content is untrusted: it is checked at every way in, cheap to check, and never in a log
+
+EVIL = "a" * 50 + "!"
+"""Fifty letters by `^(a+)+$`, and one that does not fit: Python's `re` would try for weeks."""
+
+SECRET = "the answer that no log may show"
+
+Door = Callable[[Stage, Any], Awaitable[str | None]]
+"""Answers the task `asking`; gives the text of the refusal, or None if the answer was taken."""
+
+
+async def asked(staged: Stage) -> tuple[str, str]:
+    made = result_of(await staged.modern(call("fill_in", {})))["taskId"]
+
+    async def questions() -> Any:
+        return result_of(await staged.modern(request("tasks/get", {"taskId": made}))).get("inputRequests")
+
+    return made, next(iter(await eventually(questions)))
+
+
+async def by_update(staged: Stage, content: Any) -> str | None:
+    task_id, key = await asked(staged)
+    answers = {"inputResponses": {key: {"action": "accept", "content": content}}}
+    (message,) = messages_of(await staged.modern(request("tasks/update", {"taskId": task_id, **answers})))
+    return message["error"]["message"] if "error" in message else None
+
+
+async def by_companion(staged: Stage, content: Any) -> str | None:
+    task_id, _ = await asked(staged)
+    arguments = {"task_id": task_id, "action": "accept", "content": content}
+    result = result_of(await staged.modern(call("task_answer", arguments, capabilities=NOTHING)))
+    return json.dumps(result["content"]) if result.get("isError") else None
+
+
+async def by_the_server(staged: Stage, content: Any) -> str | None:
+    task_id, key = await asked(staged)
+    try:
+        await staged.tasks.handle(task_id).send_input("accept", content, key=key)
+    except MCPError as exc:
+        return exc.error.message
+    return None
+
+
+DOORS: list[Door] = [by_update, by_companion, by_the_server]
+
+GOOD = {"name": "aaa", "price": 1.25, "tags": ["x", "y"]}
+BAD: list[dict[str, Any]] = [
+    *({}, {"name": 5}, {"name": "b"}, {"name": "a", "price": -1}, {"name": "a", "tags": ["x", "x"]}),
+    *({"name": "a", "price": 10**400}, {"name": EVIL}),
+    *({"name": SECRET}, {"name": SECRET, "price": 10**400}, {SECRET: 1}, {"name": "a", "tags": [SECRET]}),
+]
+
+
+@pytest.mark.requirement("errors/clearly-invalid")
+@pytest.mark.parametrize("door", DOORS)
+async def test_an_answer_is_checked_against_the_form_it_was_asked_with(
+    door: Door, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with stage() as staged:
+        caplog.set_level(logging.DEBUG, "mcp_tasks")
+        assert await door(staged, GOOD) is None
+        # Each is refused at once: no text makes a pattern backtrack.
+        assert [content for content in BAD if await door(staged, content) is None] == []
+        assert staged.complaints.lines == []
+        assert SECRET not in caplog.text

@@ -1,6 +1,7 @@
 """Servers that never stop: the client stays bounded, and says that something is wrong."""
 
 import asyncio
+import json
 import zlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
@@ -16,7 +17,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from harness.http import serving_app
-from harness.rpc import EXTENSION, METHOD_NOT_FOUND, MODERN, PATIENCE, error_response, response
+from harness.rpc import EXTENSION, METHOD_NOT_FOUND, MODERN, PATIENCE, error_response, notification, response
 from mcp_tasks.client import TasksClient, reconnecting_http, resume_task
 from mcp_tasks.client.http import MAX_EVENT
 from mcp_tasks.errors import TasksError
@@ -134,3 +135,18 @@ async def test_a_small_body_that_unpacks_to_a_huge_one_is_cut_off() -> None:
         await look(url, pytest.raises((MCPError, TasksError)))
         looks = hostile.asked.count("tasks/get")
         assert unpacked <= looks * (MAX_EVENT + 256 * MIB)
+
+
+async def test_messages_that_were_not_asked_for_are_dropped_and_the_answer_is_found() -> None:
+    count = 300
+
+    async def flood(request: Mapping[str, Any]) -> AsyncIterator[bytes]:
+        odd = [notification("notifications/tasks", {**task(), "taskId": f"other-{number}"}) for number in range(50)]
+        odd += [notification("notifications/unheard-of", {"x": "y" * 100})] * 50
+        events = [b"data: " + json.dumps(each).encode() + b"\n\n" for each in odd]
+        for _ in range(count // len(events)):
+            yield b"".join(events)
+        yield b"data: " + json.dumps(response(request["id"], task("working"))).encode() + b"\n\n"
+
+    async with serving_hostile("tasks/get", EVENTS, flood) as (url, _):
+        await look(url)

@@ -13,6 +13,7 @@ import anyio.to_thread
 import pytest
 from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
+from mcp.shared.exceptions import MCPError
 from pydantic import BaseModel
 
 from mcp_tasks import Tasks, current_task
@@ -121,6 +122,25 @@ async def test_of_several_sleeps_the_shortest_wakes_the_run() -> None:
         await tester.crash()
         await tester.advance(timedelta(minutes=31))
         assert await value(tester, task) == "1 h"
+
+
+async def test_a_tool_that_does_something_else_the_second_time_is_refused_and_both_are_named() -> None:
+    async def tool(ctx: Context) -> str:
+        await current_task().step(f"of run {current_task().attempt}", done([], ""))
+        await ctx.elicit("Sure?", Yes)
+        return "never"
+
+    def sync_tool(ctx: Context) -> str:
+        anyio.from_thread.run(tool, ctx)
+        return "never"
+
+    for each in (tool, sync_tool):
+        async with Bench(each).tester() as tester:
+            task = await tester.call("tool")
+            await tester.until_asked(task)
+            await tester.crash()
+            with pytest.raises(MCPError, match=r"'of run 2'.*'of run 1'"):
+                await tester.result(task)
 
 
 async def test_a_branch_that_does_something_else_the_second_time_is_not_refused() -> None:

@@ -10,21 +10,26 @@ import tracemalloc
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import anyio
 import pytest
 
+from harness.waiting import eventually
 from mcp_tasks import Limits
+from mcp_tasks.engines import LocalEngine
+from mcp_tasks.engines.base import Serves, Slot
 from mcp_tasks.errors import InvalidOption, LimitExceeded
 from mcp_tasks.model.json import check_json, is_deeper, short_message
 from mcp_tasks.model.limits import KIB
-from mcp_tasks.model.record import TaskRequest
+from mcp_tasks.model.record import TaskRequest, TaskStatus
 from mcp_tasks.protocol.limits import MOST_HELD_BACK, MOST_KNOWN, Limiting, Pace
 from mcp_tasks.runtime import TaskRuntime
 from mcp_tasks.runtime.launch import FRESH, LaunchSpec
 from mcp_tasks.stores import MemoryStore
 from mcp_tasks.stores.base import EVERYBODY, Owners, Usage
+from mcp_tasks.testing import FakeClock
 from tests.unit.running import SECOND, Seconds, never_ending, running
 from tests.unit.watching import Threads
 
@@ -252,6 +257,55 @@ async def test_an_owner_keeps_no_place_for_a_call_that_is_refused_or_goes_away()
         store.told = Usage(open_tasks=0, stored_bytes=0)
         store.answers.set()
         await make(runtime)
+
+
+async def test_a_task_that_is_too_old_fails_whether_it_runs_or_waits() -> None:
+    clock = FakeClock()
+    limits = Limits(task_age=timedelta(days=30))
+    async with running(never_ending, clock=clock, limits=limits, engine=LocalEngine(1)) as runtime:
+        old = [await runtime.launch(LaunchSpec(request=CALL)) for _ in range(2)]
+        clock.advance(timedelta(days=29))
+        young = await runtime.launch(LaunchSpec(request=CALL))
+        await runtime.janitor.end_old()
+        assert not (await runtime.get(old[0].id, owner=None)).is_final
+        clock.advance(timedelta(days=1))
+        await runtime.janitor.end_old()
+        for task in old:
+            record = await runtime.get(task.id, owner=None)
+            assert (record.status, "30 days" in (record.status_message or "")) == (TaskStatus.FAILED, True)
+        assert not (await runtime.get(young.id, owner=None)).is_final
+
+
+async def test_an_owner_has_a_quarter_of_the_slots_while_others_wait_and_all_otherwise() -> None:
+    engine = LocalEngine(8)
+    running: list[str] = []
+    gates: dict[str, asyncio.Event] = {}
+
+    async def execute(task_id: str, slot: Slot) -> None:
+        running.append(task_id)
+        await gates[task_id].wait()
+
+    await engine.start(execute, Serves(owner_share=0.25))
+
+    async def submit(owner: str, count: int) -> None:
+        for number in range(count):
+            gates[f"{owner}{number}"] = asyncio.Event()
+            await engine.submit(f"{owner}{number}", owner=owner)
+
+    await submit("a", 20)
+    await eventually(lambda: len(running) == 8)
+    await submit("b", 6)
+    for number in range(6):
+        gates[f"a{number}"].set()
+    await eventually(lambda: len(running) == 14)
+    # Up to its own share at once, and then by turns: no slot is left free.
+    assert running[8:10] == ["b0", "b1"]
+    assert len([task_id for task_id in running[8:] if task_id.startswith("b")]) >= 4
+    # No other owner waits any more: the rest gets all slots.
+    for gate in gates.values():
+        gate.set()
+    await eventually(lambda: len(running) == 26)
+    await engine.stop(timedelta(seconds=1))
 
 
 # Sizes

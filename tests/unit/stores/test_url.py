@@ -4,9 +4,11 @@ import hashlib
 import json
 import os
 import re
+import subprocess
 import sys
 import unicodedata
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -311,3 +313,35 @@ def test_a_program_is_known_by_its_file_or_by_the_name_of_its_installed_module(
     # A relative file is one that the program opens, so it is started where that is.
     done = processes.run([sys.executable, *arguments], cwd=project / folder, env=environment, check=True)
     assert json.loads(done.stdout) == (f"{project}{origin}" if origin.startswith("/") else origin)
+
+
+WAYS = {
+    "python x.py": (sys.executable, "x.py"),
+    "uvicorn x:app": processes.python("uvicorn", "x:app", "--port", "0"),
+    "mcp-tasks worker x:server": processes.python("mcp_tasks", "worker", "x:server"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_server_has_one_default_file_however_it_is_started(tmp_path: Path) -> None:
+    (tmp_path / "x.py").write_text(
+        "from mcp.server import MCPServer\n"
+        "from mcp_tasks import Tasks\n"
+        "tasks = Tasks()\n"
+        "server = MCPServer('demo', **tasks.wiring())\n"
+        "app = server.streamable_http_app()\n"
+        "if __name__ == '__main__':\n"
+        "    server.run()\n",
+    )
+    with ExitStack() as stack:
+        started: dict[Path, subprocess.Popen[bytes]] = {}
+        for way, command in WAYS.items():
+            state = tmp_path / way.partition(" ")[0]
+            environment = processes.environment(XDG_STATE_HOME=str(state))
+            process = processes.running(command, cwd=tmp_path, env=environment, stdin=processes.PIPE)
+            started[state] = stack.enter_context(process)
+        for state, process in started.items():
+            processes.until_ready(process, lambda state=state: any(state.glob("**/*.db")), what=state.name, limit=250)
+    names = {file.name for state in started for file in state.glob("**/*.db")}
+    assert len(names) == 1, names
