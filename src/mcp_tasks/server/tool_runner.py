@@ -201,7 +201,7 @@ class OpenCalls:
         return False
 
     async def _send(self, task_id: str, send: Callable[[OpenCall], Coroutine[Any, Any, None]]) -> None:
-        sent = [line.send(send(line.call)) for line in self._lines.get(task_id, ()) if not line.is_stuck]
+        sent = [line.send(send) for line in self._lines.get(task_id, ()) if not line.is_stuck]
         if sent:
             await asyncio.wait(sent, timeout=self._patience)
 
@@ -223,10 +223,10 @@ class _Line:
         oldest = next(iter(self._sending.values()), None)
         return oldest is not None and asyncio.get_running_loop().time() - oldest >= self._patience
 
-    def send(self, message: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def send(self, send: Callable[[OpenCall], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
         """Begin to send a message."""
         loop = asyncio.get_running_loop()
-        sending = loop.create_task(_sent(message), context=self._context)
+        sending = loop.create_task(_sent(send, self.call), context=self._context)
         self._sending[sending] = loop.time()
         sending.add_done_callback(self._sending.pop)
         return sending
@@ -237,9 +237,9 @@ class _Line:
             sending.cancel()
 
 
-async def _sent(message: Coroutine[Any, Any, None]) -> None:
+async def _sent(send: Callable[[OpenCall], Coroutine[Any, Any, None]], call: OpenCall) -> None:
     try:
-        await message
+        await send(call)
     except Exception as exc:
         # An error of the client or the transport, which in a plain call often ends the tool.
         logger.debug("not sent on an open call: %s", what(exc))
