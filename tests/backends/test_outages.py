@@ -429,18 +429,39 @@ async def at_work(store: Store, **options: timedelta) -> AsyncGenerator[Work]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["refused", "dropped"])
+@pytest.mark.parametrize("how", ["refused", "dropped", "late", "read-only"])
 async def test_an_outage_of_the_store_does_not_fail_a_tool(place: Place, proxy: Proxy, how: str) -> None:
     async with at_work(place.store(proxy.before(place.url), patience=PATIENCE)) as work:
         running = await work.start_all()
         if how == "refused":
             proxy.cut()
-        else:
+        elif how == "dropped":
             proxy.is_silent = True
-        await anyio.sleep(2)  # sleep: an outage lasts
-        proxy.restore()
-        proxy.is_silent = False
+        elif how == "late":
+            proxy.delay = 2 * PATIENCE.total_seconds()
+        else:
+            await set_read_only(place, True)
+        try:
+            if how == "read-only":
+                refused = await failure_of(lambda: work.tasks.start("child", {"name": "outside"}))
+                assert not refused.may_have_happened
+            await anyio.sleep(2)  # sleep: an outage lasts
+        finally:
+            proxy.restore()
+            proxy.is_silent = False
+            proxy.delay = 0
+            await set_read_only(place, False)
         await work.end_all(running)
+
+
+async def set_read_only(place: Place, on: bool) -> None:
+    if place.is_redis:
+        async with Redis.from_url(place.url) as redis:
+            await redis.replicaof(*(("127.0.0.1", "1") if on else ("NO", "ONE")))
+        return
+    async with await psycopg.AsyncConnection.connect(place.url, autocommit=True) as database:
+        await database.execute(f"ALTER SYSTEM SET default_transaction_read_only = {on}".encode())
+        await database.execute("SELECT pg_reload_conf()")
 
 
 @pytest.mark.slow
