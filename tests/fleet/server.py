@@ -223,6 +223,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--serves-only", action="store_true")
     parser.add_argument("--concurrency", type=int, default=20)
     parser.add_argument("--lease", type=float, default=LEASE.total_seconds())
+    parser.add_argument("--look", type=float, default=1.0)
     parser.add_argument("--sweep", type=float, default=SWEEP.total_seconds())
     options = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
@@ -240,7 +241,7 @@ def build(options: argparse.Namespace) -> tuple[MCPServer, Tasks]:
     settings = Settings(
         lease_duration=timedelta(seconds=options.lease),
         sweep_interval=timedelta(seconds=options.sweep),
-        look_interval=timedelta(seconds=1),
+        look_interval=timedelta(seconds=options.look),
         drain_timeout=timedelta(seconds=1),
         stop_timeout=timedelta(seconds=1),
         progress_interval=timedelta(milliseconds=50),

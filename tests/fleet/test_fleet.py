@@ -1,7 +1,9 @@
-"""A fleet of several processes: tasks outlive workers that die or are cut off, and nothing is run twice."""
+"""A fleet of several processes: any replica serves any task, tasks outlive workers that die or are cut off, and nothing
+is run twice."""
 
 import asyncio
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import cast, get_args
 
@@ -10,7 +12,7 @@ import pytest
 from harness.backends import Backend, BackendName
 from harness.forking import can_be_apart
 from harness.proxy import proxy_to
-from harness.rpc import EVERYTHING, Tasking
+from harness.rpc import EVERYTHING, Tasking, accept
 from mcp_tasks.stores.url import store_from_url
 from tests.fleet.chaos import Chaos
 from tests.fleet.fleet import door, fleet
@@ -31,6 +33,25 @@ def database(request: pytest.FixtureRequest, shared_backend: Callable[[BackendNa
 @pytest.fixture
 def url(database: Backend) -> str:
     return database.fresh()
+
+
+async def test_any_replica_creates_reads_answers_and_cancels_any_task_at_once(url: str, tmp_path: Path) -> None:
+    notes = Notes(tmp_path)
+    # Looks at the store are so rare that only hints make anything quick.
+    async with fleet(url, tmp_path, "--look", "600", "--lease", "15") as (site, _), AsyncExitStack() as stack:
+        site.worker()
+        ports = [replica.port for replica in site.replicas]
+        one, other = [await stack.enter_async_context(door(port, capabilities=EVERYTHING)) for port in ports]
+        task = await one.create("asking", job="asking")
+        assert (await other.get(task))["status"] in ("working", "input_required")
+        [key] = (await other.until(task, "input_required"))["inputRequests"]
+        await one.update(task, **{key: accept(word="yes")})
+        assert "asking: yes" in str((await other.until(task, "completed"))["result"])
+        endless = await other.create("endless", job="endless")
+        started = await notes.run_of("endless")
+        await one.cancel(endless)
+        assert (await notes.run_of("endless", 1, "stopped")).process == started.process
+        assert [(await client.get(endless))["status"] for client in (other, one)] == ["cancelled"] * 2
 
 
 CUT_OFF = 4
