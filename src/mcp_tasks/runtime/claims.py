@@ -32,7 +32,7 @@ from mcp_tasks.model.limits import backoff
 from mcp_tasks.model.machine import RunResumeRequested, RunStarted, RunStartedOver, TrialPassed
 from mcp_tasks.model.options import TaskOptions
 from mcp_tasks.model.record import Actor, JournalEntry, TaskRecord, TaskRequest, Trial, WriteId
-from mcp_tasks.quiet import get_logger
+from mcp_tasks.quiet import get_logger, quietly
 from mcp_tasks.runtime.journal import Recorded, version_entry
 from mcp_tasks.runtime.run import Run, failed
 from mcp_tasks.runtime.suspend import this_task
@@ -96,7 +96,9 @@ class Claims:
         self._on_trial: str | None = None
         self._turned_away: dict[str, None] = {}
         self._watches: dict[str, asyncio.Task[None]] = {}
-        self._background = BackgroundTasks()
+        self._background = BackgroundTasks(
+            lambda exc: logger.error("a task could not be submitted again", exc_info=quietly(exc))
+        )
         self._asking: set[asyncio.Task[Any]] = set()
         self._unconfirmed: BoundedDict[str, tuple[WriteId, float]] = BoundedDict(MAX_UNCONFIRMED)
         self.made: dict[str, tuple[TaskRecord, TaskRequest, TaskOptions]] = {}

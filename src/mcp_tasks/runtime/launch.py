@@ -140,7 +140,7 @@ class Quota:
     async def room_for(self, owner: str | None, tool: str, size: int) -> AsyncGenerator[None]:
         """Reserve room for an outcome while it is written; raises `LimitExceeded` if there is none."""
         account = None if size <= ALWAYS_KEPT else self._account(owner)
-        if account is None:
+        if account is None or account.most_bytes is None:
             yield
             return
         with suppress(StoreError):
@@ -193,6 +193,7 @@ class _Account:
     """What is known of one owner's tasks, or of all.
 
     Attributes:
+        most_bytes: The limit of bytes, if there is one.
         known: The last answer of the store.
         being_made: Tasks that are on their way to the store.
         made: Tasks that have arrived there since it was last asked.
@@ -212,7 +213,7 @@ class _Account:
     ) -> None:
         self._whose = whose
         self._most_open = most_open
-        self._most_bytes = most_bytes
+        self.most_bytes = most_bytes
         self._usage = usage
         self._clock = clock
         self._context = context
@@ -268,7 +269,7 @@ class _Account:
 
     def _refusal(self) -> LimitExceeded | None:
         """The error for one more task."""
-        most_open, most_bytes, known = self._most_open, self._most_bytes, self.known
+        most_open, most_bytes, known = self._most_open, self.most_bytes, self.known
         open_tasks = self.made + self.being_made + (0 if known is None else known.open_tasks)
         stored = self.written + self.being_written + (0 if known is None else known.stored_bytes)
         if most_open is not None and open_tasks >= most_open:
@@ -300,7 +301,7 @@ class _Account:
         """The error for an outcome, beside what is `stored`, or is on its way to be."""
         if stored is None:
             stored = self.written + self.being_written + (0 if self.known is None else self.known.stored_bytes)
-        if self._most_bytes is None or stored + size <= self._most_bytes:
+        if self.most_bytes is None or stored + size <= self.most_bytes:
             return None
         limit, whose = "owner_stored_bytes", "your tasks"
         if self._whose == UNOWNED:
@@ -308,7 +309,7 @@ class _Account:
         return LimitExceeded(
             limit,
             f"What the tool {tool!r} ended with has {size:,} bytes and is not kept: with it, {whose} would take "
-            f"{stored + size:,} bytes, and may take {self._most_bytes:,}. Room comes as tasks that have ended expire",
+            f"{stored + size:,} bytes, and may take {self.most_bytes:,}. Room comes as tasks that have ended expire",
         )
 
     def _begin_look(self) -> asyncio.Task[None]:

@@ -399,8 +399,13 @@ class Lease:
         else:
             # The event loop was blocked, or the process paused: it is too late to be in time, and no renewal had its
             # turn. The store says whether anything was lost by that.
-            self._asking_late = self._start(self.make_sure())
-            self._asking_late.add_done_callback(lambda _: self.is_valid and self._set_timer())
+            self._asking_late = self._start(self._make_sure_late())
+
+    async def _make_sure_late(self) -> None:
+        # If it raises, no timer is set: that would be over at once, and again, and again.
+        await self.make_sure()
+        if self.is_valid:
+            self._set_timer()
 
 
 class Watch:

@@ -236,6 +236,9 @@ async def test_those_who_wait_for_a_look_share_it_and_the_total_comes_first() ->
         await make(runtime)
         await make(runtime, None)
         assert unasked.asked == 0
+    # What a tool ends with takes no place.
+    async with room(unasked, owner_open_tasks=10) as runtime, runtime.quota.room_for("ada", "tool", 1_000_000):
+        assert unasked.asked == 0
 
 
 async def test_an_owner_keeps_no_place_for_a_call_that_is_refused_or_goes_away() -> None:
