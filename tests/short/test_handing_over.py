@@ -373,6 +373,26 @@ async def test_a_body_without_end_is_refused() -> None:
         assert (await served.ask(CALL)).status == 413
 
 
+async def test_an_error_in_the_middle_of_a_body_goes_to_where_the_body_comes_from() -> None:
+    def refusing(app: ASGIApp) -> ASGIApp:
+        async def before(scope: Scope, receive: Receive, send: Send) -> None:
+            pieces = iter([{"type": "http.request", "body": b"{", "more_body": True}])
+
+            async def received() -> Message:
+                if (piece := next(pieces, None)) is None:
+                    raise RuntimeError("the body is refused")
+                return piece
+
+            await app(scope, received, send)
+
+        return before
+
+    async with _served() as served:
+        _before_the_app(served, refusing)
+        answer = await served.ask(CALL)
+        assert (answer.raised, served.counts) == ("RuntimeError", ({}, {}))
+
+
 # Stores that fail
 
 FAILURES: dict[str, Callable[[], Exception]] = {

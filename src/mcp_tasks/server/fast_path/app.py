@@ -152,14 +152,20 @@ class _App:
     async def _take(self, scope: Scope, receive: Receive, send: Send) -> Listener | None:
         """Answer a request, or hand it over. Gives the stream that it began, if it did."""
         messages: list[ServerMessage] = []
+        is_reading = False
         try:
             admitted = await self._admission.admit(scope)
             tool = self._tool(admitted)
+            is_reading = True
             data, messages = await read_body(receive, self._largest)
+            is_reading = False
             request = self._admission.understand(admitted, data)
             caller = make_caller(admitted.version, request.meta, Headers(raw=scope["headers"]), scope)
             arguments = self._arguments(admitted, request, caller, tool) if admitted.method == "tools/call" else None
         except Exception as exc:
+            if is_reading:
+                # The author's middleware refuses the body, say. The SDK would get only the rest of it.
+                raise
             # A defect in code that only looks at a request: the SDK may well answer it.
             self._path.hand_over(exc)
         else:
