@@ -282,7 +282,7 @@ class TasksProtocol:
             with refusing():
                 is_current = await runtime.is_current(cached.record, owner=owner, now=now)
             if is_current:
-                self.saw(cached.record, "tasks/get")
+                _note_look(runtime, cached.record, "tasks/get")
                 return cached.at(now)
         record, response = await self._read(caller, task_id, owner)
         return cache.add(record, response).at(runtime.now())
@@ -357,7 +357,7 @@ class TasksProtocol:
             except UnknownTask:
                 await self.limiting.nameless("unknown", owner, caller.connection)
                 raise
-        self.saw(record, "tasks/get")
+        _note_look(runtime, record, "tasks/get")
         message = Message(fields=render_task(record, runtime.now()), large=render_outcome(record, outcome))
         return record, message
 
@@ -446,10 +446,7 @@ class TasksProtocol:
 
     def saw(self, record: TaskRecord, method: str) -> None:
         """Tell observers that a caller was shown a task of its own."""
-        runtime = self._runtime()
-        if runtime.tracing is not None:
-            runtime.tracing.touched(record)
-        note_access(runtime, record.owner, method, task_id=record.id, tool=record.name)
+        _note_look(self._runtime(), record, method)
 
     def saw_list(self, owner: str | None, method: str, shown: int) -> None:
         """Tell observers that a caller was shown so many tasks of its own."""
@@ -464,6 +461,12 @@ class TasksProtocol:
         with suppress(TasksError):
             # Without a runtime there are no observers.
             note_access(self._runtime(), owner, method, task_id=named, refused=refused, detail=detail)
+
+
+def _note_look(runtime: TaskRuntime, record: TaskRecord, method: str) -> None:
+    if runtime.tracing is not None:
+        runtime.tracing.touched(record)
+    note_access(runtime, record.owner, method, task_id=record.id, tool=record.name)
 
 
 def _undeclared() -> RpcError:
