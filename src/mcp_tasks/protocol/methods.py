@@ -229,25 +229,27 @@ class TasksProtocol:
         hint = ": add params.task" if caller.version.asks_for_tasks else ""
         return RpcError(METHOD_NOT_FOUND, f"Tool {tool!r} can only be called as a task{hint}")
 
-    async def plan(
-        self, caller: Caller, request: TaskRequest, options: TaskOptions, *, retention: timedelta | None
-    ) -> LaunchSpec:
-        """The task that a call of this caller is to become. Nothing has been made then.
+    async def let_in(self, caller: Caller, request: TaskRequest) -> str | None:
+        """Count a call that is to become a task. Gives the owner, if there is one. Nothing has been made then.
 
         Raises:
-            RpcError: As `Owners.of`; or its idempotency key is malformed.
+            RpcError: As `Owners.of`.
             LimitExceeded: There are too many calls, or it is too large.
-            KeyRefused: Its key could be guessed.
         """
         owner = self.owners.of(caller)
         # Before anything is done with its arguments, which are the caller's, and may be many.
         await self.limiting.create(owner, request, connection=caller.connection)
-        return self.spec(request, owner, options, retention=retention)
+        return owner
 
     def spec(
         self, request: TaskRequest, owner: str | None, options: TaskOptions, *, retention: timedelta | None
     ) -> LaunchSpec:
-        """The same for a call that was let in before."""
+        """The task that a call is to become.
+
+        Raises:
+            RpcError: Its idempotency key is malformed.
+            KeyRefused: Its key could be guessed.
+        """
         request, key = take_key(request, owner, asks_first=bool(options.asks_first))
         return LaunchSpec(
             request=request,
@@ -261,8 +263,9 @@ class TasksProtocol:
     async def create(
         self, caller: Caller, request: TaskRequest, options: TaskOptions, *, retention: timedelta | None
     ) -> Message:
-        """Make the task of a call that becomes one at once. Raises what `plan` and `TaskRuntime.launch` raise."""
-        spec = await self.plan(caller, request, options, retention=retention)
+        """Make the task of a call that becomes one at once. Raises what these three raise."""
+        owner = await self.let_in(caller, request)
+        spec = self.spec(request, owner, options, retention=retention)
         # SEP-2663: not answered before the task is durably created; `launch` returns no sooner.
         return Message(fields=render_created(await self._runtime().launch(spec)))
 

@@ -86,19 +86,20 @@ class Calls:
                 return _refusal(tool.problem_with(arguments), name) or await _plain_call(ctx, call_next)
         try:
             request = task_request(params, ctx, caller)
-            spec = await self._protocol.plan(caller, request, tool.options, retention=tool.retention)
+            owner = await self._protocol.let_in(caller, request)
             problem = tool.problem_with(arguments)
             if problem is not None:
                 # The plain call's answer, at once, and no task.
                 return _refusal(problem, name) or await call_next(ctx)
             settle = partial(settle_parameters, partial(call_next, ctx), name) if tool.resolves else None
+            settled = await settle() if settle is not None and caller.takes_tasks else None
+            if settled is not None:
+                return settled
+            spec = self._protocol.spec(request, owner, tool.options, retention=tool.retention)
             joined = _joined_under(tool, request)
             if not caller.takes_tasks:
                 call = ToolCall(ctx=ctx, caller=caller, spec=spec, options=tool.options, settle=settle, joined=joined)
                 return await self._fallback.answer(call)
-            settled = None if settle is None else await settle()
-            if settled is not None:
-                return settled
             grace = tool.options.grace
             if tool.may_refuse(arguments):
                 # It shows as soon as the tool begins; then the refusal is the answer, and no task is left.
