@@ -385,7 +385,7 @@ class LegacyEra:
                         request=asked,
                         owner=owner,
                         retention=retention_of(task, offer),
-                        policy=offer.options,
+                        policy=offer.options.settled,
                         session=None if session is None else session.id,
                         key=None if own is None else own.key,
                         fingerprint=None if own is None else own.fingerprint,

@@ -163,6 +163,11 @@ class TaskOptions:
                 check_duration(name, value, zero=name in ("grace", "park_after"), longest=longest)
 
     @property
+    def settled(self) -> TaskOptions | None:
+        """The same, once it is known whether the tool may run again; until then None, so that a launch looks it up."""
+        return None if self.recover is None else self
+
+    @property
     def rerun(self) -> bool:
         """Whether the tool may be started again after its process went away."""
         return self.recover == "rerun"

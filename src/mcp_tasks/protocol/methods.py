@@ -254,7 +254,7 @@ class TasksProtocol:
         return LaunchSpec(
             request=request,
             owner=owner,
-            policy=options,
+            policy=options.settled,
             retention=retention,
             key=None if key is None else key.key,
             fingerprint=None if key is None else key.fingerprint,

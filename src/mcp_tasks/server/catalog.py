@@ -420,7 +420,8 @@ class Catalogue:
         tool = self._tools.get(name)
         if tool is None and (self._host is None or not self._host.publishes_schemas):
             # Names are all there is, so there is no need to ask the author's own listing on every call.
-            return self._by_name(name)
+            # Its annotations are not known: `options` lists the tools for them.
+            return self._by_name(name, is_listed=False)
         return tool
 
     async def tool(self, name: str) -> Served | None:
@@ -547,10 +548,10 @@ class Catalogue:
         in_thread = not inspect.iscoroutinefunction(mark.function)
         return self._served(mark, tool.annotations, check=ArgumentCheck(mark.as_tool).problem_with, in_thread=in_thread)
 
-    def _by_name(self, name: str, annotations: ToolAnnotations | None = None) -> Served:
+    def _by_name(self, name: str, annotations: ToolAnnotations | None = None, *, is_listed: bool = True) -> Served:
         """A tool of a server of which no more is known. A function says nothing of the tool's arguments there: a
         handler of the author's own makes what it likes of them."""
-        return self._served(self._marks.get(("tool", name)), annotations)
+        return self._served(self._marks.get(("tool", name)), annotations, is_listed=is_listed)
 
     def _served(
         self,
@@ -560,6 +561,7 @@ class Catalogue:
         check: Callable[[Mapping[str, Any]], Exception | None] | None = None,
         schema: Mapping[str, Any] | None = None,
         in_thread: bool = False,
+        is_listed: bool = True,
     ) -> Served:
         said = self._default if mark is None else mark.options
         options = said or self.usual
@@ -575,7 +577,7 @@ class Catalogue:
         return Served(
             options=replace(
                 options,
-                recover=options.recover or ("rerun" if repeatable else "fail"),
+                recover=options.recover or ("rerun" if repeatable else "fail" if is_listed else None),
                 asks_first=asks_first,
                 in_thread=in_thread,
             ),

@@ -373,7 +373,7 @@ class LocalStart:
                     request=self.request,
                     owner=owner,
                     retention=self.options.ttl if isinstance(self.ttl, Unset) else self.ttl,
-                    policy=self.options,
+                    policy=self.options.settled,
                     key=key,
                     session=parent and parent.session if isinstance(self.session, Unset) else self.session,
                     parent=None if parent is None else parent.id,
