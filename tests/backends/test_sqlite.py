@@ -258,6 +258,24 @@ async def test_a_hint_of_this_process_comes_once_also_when_the_store_is_closed(s
         assert await anext(hints) == Hint("still heard", 1)
 
 
+async def test_a_look_that_fails_loses_no_hint(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    notifier, record, failed = store.notifier(), make_record(), list[str]()
+    read: Callable[..., Any] = notifier._read
+
+    def fail_once(sql: str, values: Any) -> Any:
+        if sql.startswith("SELECT id") and not failed:
+            failed.append(sql)
+            raise StoreUnavailable("busy")
+        return read(sql, values)
+
+    async with notifier.listen() as hints, opened(SqliteStore(store.path)) as another:
+        monkeypatch.setattr(notifier, "_read", fail_once)
+        await another.create(record, REQUEST)
+        with anyio.fail_after(5):
+            assert await anext(hints) == Hint(record.id, 1)
+    assert failed
+
+
 async def test_many_changes_of_another_process_are_all_told(store: SqliteStore, sqlite: SqlitePlace) -> None:
     records = [make_record() for _ in range(6_000)]
     async with opened(sqlite.store()) as peer, store.notifier().listen() as hints:

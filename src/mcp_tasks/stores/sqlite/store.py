@@ -527,7 +527,7 @@ class SqliteNotifier(RemoteNotifier):
         return bool(self._read("PRAGMA data_version", ()))
 
     def _passes(self, exc: Exception) -> bool:
-        # Closed, or busy. Hints of that time are lost.
+        # Closed, or busy from the first look on. Hints of that time are lost.
         return isinstance(exc, StoreError | UsageError)
 
     async def _hear(self, connected: asyncio.Event) -> None:
@@ -536,9 +536,13 @@ class SqliteNotifier(RemoteNotifier):
         connected.set()
         while True:
             await asyncio.sleep(self._interval)
-            if (found := self._read("PRAGMA data_version", ())) == data_version:
+            try:
+                if (found := self._read("PRAGMA data_version", ())) == data_version:
+                    continue
+                rows = self._read(_CHANGED, (position, MAX_CHANGES))
+            except StoreError:
+                # Busy: the next look finds the same changes.
                 continue
-            rows = self._read(_CHANGED, (position, MAX_CHANGES))
             for task_id, version, _ in rows:
                 # A change of our own was told when it was published, which is after its commit: it is among these rows
                 # at the latest in the first look after that, so one round of memory is enough.
