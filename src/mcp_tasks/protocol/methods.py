@@ -267,7 +267,11 @@ class TasksProtocol:
         owner = await self.let_in(caller, request)
         spec = self.spec(request, owner, options, retention=retention)
         # SEP-2663: not answered before the task is durably created; `launch` returns no sooner.
-        return Message(fields=render_created(await self._runtime().launch(spec)))
+        created = await self._runtime().launch(spec)
+        if not created.announced:
+            # It stands under the key of a call that is still being answered, maybe by another replica.
+            created = await self._runtime().announce(created)
+        return Message(fields=render_created(created))
 
     # tasks/*
 

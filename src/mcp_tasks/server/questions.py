@@ -254,8 +254,10 @@ class ClientQuestions:
     def _send(self, task: _AskingTask, key: str, question: InputRequest, stream: ClientStream) -> None:
         earlier = task.sent.setdefault(key, [])
         # A client that takes it as a task of its own would have two of them.
-        while earlier and (stream.hosts(question) or len(earlier) >= MAX_SENT):
-            earlier.pop(0).withdraw()
+        for each in list(earlier):
+            if stream.hosts(question) or each.stream.hosts(question) or len(earlier) >= MAX_SENT:
+                earlier.remove(each)
+                each.withdraw()
         sent = SentQuestion(task.record, key, question, task.misfits[key], stream, asyncio.get_running_loop().time())
         earlier.append(sent)
         stream.sent.add(sent)
