@@ -260,7 +260,7 @@ async def test_a_hint_of_this_process_comes_once_also_when_the_store_is_closed(s
 
 async def test_a_look_that_fails_loses_no_hint(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
     notifier, record, failed = store.notifier(), make_record(), list[str]()
-    read: Callable[..., Any] = notifier._read
+    read: Callable[..., Any] = notifier._read  # pyright: ignore[reportPrivateUsage]
 
     def fail_once(sql: str, values: Any) -> Any:
         if sql.startswith("SELECT id") and not failed:
