@@ -203,7 +203,8 @@ class RequestDeadline:
         left = None if within is None else max(within - elapsed, timedelta(0))
         legs = 0 if state is None else state.legs
         self.limit: timedelta | None
-        self.may_come_back = self.may_ask = False
+        self.may_come_back: bool = False
+        self.may_ask: bool = False
         if wanted is not None:
             # Without a known host at most as long as a call waits; at least the usual time, as `wait` may be 0.
             longest = max(options.wait, USUAL_WAIT) if trip is None and host is None else wanted

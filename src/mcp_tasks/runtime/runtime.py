@@ -166,8 +166,8 @@ class TaskRuntime:
         self.suspender: Suspender = Suspender(self.settings.max_waiting_runs)
         self.progress_turns: asyncio.Semaphore = asyncio.Semaphore(progress.AT_ONCE)
         self.dispatch: Dispatch = Dispatch(self)
-        self.submit = self.dispatch.again
-        self.submit_later = self.dispatch.after
+        self.submit: Callable[[TaskRecord], Awaitable[None]] = self.dispatch.again
+        self.submit_later: Callable[[TaskRecord], Awaitable[None]] = self.dispatch.after
         self.janitor: Janitor = Janitor(self)
         self.claims: Claims = Claims(self)
         self.listener: ChangeListener = ChangeListener(self)

@@ -352,8 +352,8 @@ class SlotUse:
         self._slot = slot
         self._limits = limits
         self._suspender = run.runtime.suspender
-        self.waits = 0
-        self.is_resting = False
+        self.waits: int = 0
+        self.is_resting: bool = False
         self._suspendable = 0
         self._idle = False
         self._thread_lent = False

@@ -161,7 +161,7 @@ class MCPServerHost(ToolHost):
     publishes_schemas = True
 
     def __init__(self, server: MCPServer[Any]) -> None:
-        self.requires_authentication = server.settings.auth is not None
+        self.requires_authentication: bool = server.settings.auth is not None
         self._server = server
         self._bus: ServerBus | None = None
 

@@ -344,11 +344,11 @@ class TaskChannel(LoneChannel):
         related: Whether notifications go to the stream of the call; otherwise to that of its connection.
     """
 
-    transport = TransportContext(kind="task", can_send_request=True)
+    transport: TransportContext = TransportContext(kind="task", can_send_request=True)
     can_send_request = True
 
     def __init__(self, run: Run, calls: OpenCalls, *, related: bool = True) -> None:
-        self.request_id = run.record.id
+        self.request_id: str = run.record.id
         self._run = run
         self._calls = calls
         self._related = related
