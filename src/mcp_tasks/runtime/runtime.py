@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from datetime import datetime, timedelta
 from functools import partial
@@ -166,8 +166,8 @@ class TaskRuntime:
         self.suspender: Suspender = Suspender(self.settings.max_waiting_runs)
         self.progress_turns: asyncio.Semaphore = asyncio.Semaphore(progress.AT_ONCE)
         self.dispatch: Dispatch = Dispatch(self)
-        self.submit: Callable[[TaskRecord], Awaitable[None]] = self.dispatch.again
-        self.submit_later: Callable[[TaskRecord], Awaitable[None]] = self.dispatch.after
+        self.submit: Callable[[TaskRecord], Coroutine[Any, Any, None]] = self.dispatch.again
+        self.submit_later: Callable[[TaskRecord], Coroutine[Any, Any, None]] = self.dispatch.after
         self.janitor: Janitor = Janitor(self)
         self.claims: Claims = Claims(self)
         self.listener: ChangeListener = ChangeListener(self)

@@ -348,7 +348,7 @@ class TaskChannel(LoneChannel):
     can_send_request = True
 
     def __init__(self, run: Run, calls: OpenCalls, *, related: bool = True) -> None:
-        self.request_id: str = run.record.id
+        self.request_id: RequestId | None = run.record.id
         self._run = run
         self._calls = calls
         self._related = related
